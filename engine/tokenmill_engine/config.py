@@ -1,0 +1,95 @@
+"""Engine options: frozen, validated, never written to after construction. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What bounds a step: rows (`max_num_batched_tokens`) and requests (`max_num_seqs`)."""
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 2048
+    policy: SchedulingPolicy = "fcfs"
+    #: LongRoPE changes its frequencies when a request grows past this many tokens: everything cached
+    #: until then must be computed again (None: the model has no such switch).
+    rope_switch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            _at_least(field, getattr(self, field), 1)
+        _one_of("scheduling_policy", self.policy, get_args(SchedulingPolicy))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                f"must be at least max_num_seqs ({self.max_num_seqs}), "
+                "so that every running request can decode one token in a step",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All engine options, under vLLM's names; the defaults are ours where a comment says so."""
+
+    model: str
+    revision: str | None = None
+    tokenizer: str | None = None
+    dtype: DType = "auto"
+    device: Device = "auto"
+    max_model_len: int | None = None  # None: what the model supports, as far as the cache holds it
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    block_size: int = 32  # vLLM: 16; 32 measured faster on CPU, see docs/decisions
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    seed: int = 0
+    trust_remote_code: bool = False
+    enforce_eager: bool = False
+    num_threads: int | None = None  # torch threads on CPU; None: torch's own choice
+    skip_self_test: bool = False  # the numeric self-test at start-up
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model", "must name a Hugging Face folder or hub id")
+        _one_of("dtype", self.dtype, get_args(DType))
+        _one_of("device", self.device, get_args(Device))
+        for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _at_least(field, getattr(self, field), 1)
+        for field in ("num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
+            _at_least(field, getattr(self, field), 1)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError("gpu_memory_utilization", "must be above 0 and at most 1")
+        if not self.enable_chunked_prefill:
+            raise ConfigError(
+                "enable_chunked_prefill",
+                "cannot be switched off: prompts are always computed in chunks within the token "
+                "budget; raise max_num_batched_tokens to make the chunks larger",
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed", "must be between 0 and 2**63 - 1")
+        _one_of("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
+
+
+def _at_least(field: str, value: int | None, minimum: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(field, f"must be a whole number of at least {minimum}")
+
+
+def _one_of(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(field, f"must be one of {', '.join(choices)}")

@@ -1,0 +1,112 @@
+"""What the parts of the engine hand to each other in a step. Imports no torch.
+
+`Scheduler.schedule() -> SchedulerOutput`, the runner computes it and gives `ModelRunnerOutput`,
+`Scheduler.update_from_output()` books it, and `LLMEngine.step()` returns `RequestOutput`s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """Compute `request.token_ids[start:start + num_tokens]` in this step."""
+
+    request: Request
+    start: int  # position of the first row; everything before it is in the cache
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last row reaches the newest token, so that the next one can be sampled."""
+        return self.end == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. `scheduled` holds the decoding requests first, then prompt chunks."""
+
+    scheduled: tuple[ScheduledRequest, ...] = ()
+    num_batched_tokens: int = 0
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def sampling(self) -> tuple[ScheduledRequest, ...]:
+        """Those that get a token in this step, in the order of `ModelRunnerOutput.sampled`."""
+        return tuple(item for item in self.scheduled if item.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities under the raw logits, before any penalty, bias or filter.
+
+    `token_ids[0]` is the sampled token, whatever its rank (1 = most likely); the alternatives follow,
+    most likely first. All three have the same length.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """`sampled[i]` belongs to `SchedulerOutput.sampling[i]`."""
+
+    sampled: tuple[SampledToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one request. `text` is a delta; concatenated, the deltas are the text.
+
+    The counts are totals so far. `finish_reason` is set on the last output of a request, once.
+    """
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot after a step; the `*_total` fields only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # includes cached blocks that nobody references
+    num_batched_tokens: int = 0  # rows of the last step
+    steps_total: int = 0
+    prompt_tokens_total: int = 0  # computed, so without prefix cache hits
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    recomputed_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0  # in tokens, as vLLM counts them
+    prefix_cache_hits_total: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of blocks referenced by some request, 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0

@@ -1,0 +1,93 @@
+"""One request inside the engine: its tokens, how far they are computed, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, StrEnum
+
+from .sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """WAITING → RUNNING → FINISHED; RUNNING → PREEMPTED → RUNNING when blocks run out."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """`stop`: end-of-sequence, stop token or stop string; `length`: a token limit; `abort`: the caller."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Request:
+    """Bookkeeping of one sequence. Mutable; owned by the scheduler between `add` and the finish.
+
+    `token_ids` is prompt + output; `num_computed_tokens` of them have their K/V in the cache. There is
+    no prefill phase and no decode phase: a step computes `token_ids[num_computed_tokens:...]`, and a
+    token is sampled when the computed tokens catch up with the known ones.
+    """
+
+    __slots__ = (
+        "arrival", "block_hashes", "block_ids", "cache_salt", "eos_token_ids", "finish_reason",
+        "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens",
+        "params", "priority", "request_id", "seed", "status", "stop_reason", "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        output_token_ids: Sequence[int] = (),
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.token_ids: list[int] = [*prompt_token_ids, *output_token_ids]
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed  # always set: params.seed, or one that the engine derived
+        self.priority = priority  # lower runs first, as in vLLM
+        self.cache_salt = cache_salt
+        self.arrival = 0  # set by Scheduler.add: a counter, not a clock
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at the first admission
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []  # the block table, in position order
+        self.block_hashes: list[bytes] = []  # of the full blocks, as far as they were hashed
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None  # the stop token id or stop string, None for EOS
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )
