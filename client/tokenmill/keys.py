@@ -1,0 +1,119 @@
+"""Every name Tokenmill uses in Redis. No other module joins a key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import ConfigurationError
+
+#: Consumer group of the workers on every ready stream.
+GROUP = "tokenmill"
+#: Ready streams in the order in which workers look at them: r = resumed work, then the priorities.
+READY_CLASSES = ("r", "0", "1", "2")
+#: The public names of the priority classes and their stream.
+PRIORITIES = {"high": "0", "normal": "1", "low": "2"}
+
+_NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """The keys of one pool of interchangeable workers (same model, same tokenizer).
+
+    The braces put all keys of a pool into one cluster slot, so that a script may touch them together.
+    With P = `tokenmill:{default.0}:`
+
+    | key               | type    | content                                       | lifetime             |
+    |-------------------|---------|-----------------------------------------------|----------------------|
+    | P q:r q:0 q:1 q:2 | stream  | ready entries `{id}`; r = resumed             | until acknowledged   |
+    | P r:<id>          | hash    | the request's record                          | deadline + retention |
+    | P t:<id>          | stream  | its event log, entry `e-0`, field `d` = JSON  | retention            |
+    | P c:<id>          | channel | the same events, as they happen               |                      |
+    | P own             | hash    | id → fence, only while leased                 | until the lease ends |
+    | P z:dl  P z:delay | zset    | id → deadline ms, id → due ms                 | until end, promotion |
+    | P b:<class>:<tenant> | list | ids waiting for the tenant's window           | empties itself       |
+    | P win             | hash    | `<class>:<tenant>` → entries in ready streams | field removed at 0   |
+    | P cnt             | hash    | `queued`, `leased`, `t:<tenant>`              | static               |
+    | P mt              | hash    | `last`, `reap`: bookkeeping of tick           | static               |
+    | P dlq             | stream  | dead letters                                  | trimmed              |
+    | P full            | string  | memory pressure                               | seconds              |
+    | P w:<worker>      | string  | a worker's card, JSON                         | three leases         |
+    """
+
+    namespace: str = "tokenmill"
+    pool: str = "default"
+    partition: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("namespace", "pool"):
+            if not _NAME.match(getattr(self, name)):
+                raise ConfigurationError(f"{name}: use 1 to 64 letters, digits, '_', '.' or '-'")
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.namespace}:{{{self.pool}.{self.partition}}}:"
+
+    def ready(self, ready_class: str) -> str:
+        return f"{self.prefix}q:{ready_class}"
+
+    @property
+    def ready_streams(self) -> dict[str, str]:
+        """Ready class → stream, in the order of service."""
+        return {ready_class: self.ready(ready_class) for ready_class in READY_CLASSES}
+
+    def record(self, request_id: str) -> str:
+        return f"{self.prefix}r:{request_id}"
+
+    def log(self, request_id: str) -> str:
+        return f"{self.prefix}t:{request_id}"
+
+    def channel(self, request_id: str) -> str:
+        return f"{self.prefix}c:{request_id}"
+
+    def request_of_channel(self, channel: str) -> str:
+        """The inverse of `channel`."""
+        return channel.removeprefix(f"{self.prefix}c:")
+
+    @property
+    def owners(self) -> str:
+        return f"{self.prefix}own"
+
+    @property
+    def deadlines(self) -> str:
+        return f"{self.prefix}z:dl"
+
+    @property
+    def delayed(self) -> str:
+        return f"{self.prefix}z:delay"
+
+    @property
+    def counters(self) -> str:
+        return f"{self.prefix}cnt"
+
+    @property
+    def windows(self) -> str:
+        return f"{self.prefix}win"
+
+    @property
+    def maintenance(self) -> str:
+        return f"{self.prefix}mt"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.prefix}dlq"
+
+    @property
+    def memory_flag(self) -> str:
+        return f"{self.prefix}full"
+
+    def backlog(self, ready_class: str, tenant: str) -> str:
+        return f"{self.prefix}b:{ready_class}:{tenant}"
+
+    def worker_card(self, worker_id: str) -> str:
+        return f"{self.prefix}w:{worker_id}"
+
+    @property
+    def worker_cards(self) -> str:
+        """Pattern of all worker cards, for SCAN."""
+        return f"{self.prefix}w:*"
