@@ -21,24 +21,24 @@ _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 class Keyspace:
     """The keys of one pool of interchangeable workers (same model, same tokenizer).
 
-    The braces put all keys of a pool into one cluster slot, so that a script may touch them together.
+    The braces put all keys of a pool into one cluster slot: a script may touch them together.
     With P = `tokenmill:{default.0}:`
 
-    | key               | type    | content                                       | lifetime             |
-    |-------------------|---------|-----------------------------------------------|----------------------|
-    | P q:r q:0 q:1 q:2 | stream  | ready entries `{id}`; r = resumed             | until acknowledged   |
-    | P r:<id>          | hash    | the request's record                          | deadline + retention |
-    | P t:<id>          | stream  | its event log, entry `e-0`, field `d` = JSON  | retention            |
-    | P c:<id>          | channel | the same events, as they happen               |                      |
-    | P own             | hash    | id → fence, only while leased                 | until the lease ends |
-    | P z:dl  P z:delay | zset    | id → deadline ms, id → due ms                 | until end, promotion |
-    | P b:<class>:<tenant> | list | ids waiting for the tenant's window           | empties itself       |
-    | P win             | hash    | `<class>:<tenant>` → entries in ready streams | field removed at 0   |
-    | P cnt             | hash    | `queued`, `leased`, `t:<tenant>`              | static               |
-    | P mt              | hash    | `last`, `reap`: bookkeeping of tick           | static               |
-    | P dlq             | stream  | dead letters                                  | trimmed              |
-    | P full            | string  | memory pressure                               | seconds              |
-    | P w:<worker>      | string  | a worker's card, JSON                         | three leases         |
+    | key                  | type    | content                                       | lifetime             |
+    | -------------------- | ------- | --------------------------------------------- | -------------------- |
+    | P q:r q:0 q:1 q:2    | stream  | ready entries `{id}`; r = resumed             | until acknowledged   |
+    | P r:<id>             | hash    | the request's record                          | deadline + retention |
+    | P t:<id>             | stream  | its event log, entry `e-0`, field `d` = JSON  | retention            |
+    | P c:<id>             | channel | the same events, as they happen               |                      |
+    | P own                | hash    | id → fence, only while leased                 | until the lease ends |
+    | P z:dl  P z:delay    | zset    | id → deadline ms, id → due ms                 | until end, promotion |
+    | P b:<class>:<tenant> | list    | ids waiting for the tenant's window           | empties itself       |
+    | P win                | hash    | `<class>:<tenant>` → entries in ready streams | field removed at 0   |
+    | P cnt                | hash    | `queued`, `leased`, `t:<tenant>`              | static               |
+    | P mt                 | hash    | `last`, `reap`: bookkeeping of tick           | static               |
+    | P dlq                | stream  | dead letters                                  | trimmed              |
+    | P full               | string  | memory pressure                               | seconds              |
+    | P w:<worker>         | string  | a worker's card, JSON                         | three leases         |
     """
 
     namespace: str = "tokenmill"

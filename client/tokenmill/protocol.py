@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from . import limits
 
@@ -85,7 +85,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One chat message; `content` is text, or OpenAI's list of `{"type": "text", "text": …}` parts."""
+    """One chat message; `content` is text, or a list of `{"type": "text", "text": …}` parts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -95,7 +95,7 @@ class Message(BaseModel):
 
 
 class GenerateRequest(SamplingParams):
-    """A request body: exactly one of `prompt`, `prompt_token_ids`, `messages`, and sampling fields."""
+    """A request body: one of `prompt`, `prompt_token_ids`, `messages`, and sampling fields."""
 
     v: Literal[1] = 1
     model: str | None = Field(None, min_length=1, max_length=256)

@@ -20,8 +20,8 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
     policy: SchedulingPolicy = "fcfs"
-    #: LongRoPE changes its frequencies when a request grows past this many tokens: everything cached
-    #: until then must be computed again (None: the model has no such switch).
+    #: LongRoPE changes its frequencies when a request grows past this many tokens: everything
+    #: cached until then must be computed again (None: the model has no such switch).
     rope_switch_tokens: int | None = None
 
     def __post_init__(self) -> None:

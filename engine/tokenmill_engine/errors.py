@@ -3,7 +3,7 @@
 EngineError
 ├── ConfigError            an engine option is wrong, or options do not fit together
 ├── ModelLoadError         the model folder is missing, unreadable or unsafe
-│   └── UnsupportedModel   the architecture cannot be served exactly; the text says what stands in the way
+│   └── UnsupportedModel   the architecture cannot be served exactly; the text says why
 ├── InvalidRequest         one request is wrong; it names the field and the limit, never the value
 │   ├── UnsupportedParameter
 │   ├── PromptTooLong      the prompt leaves no room for a token within max_model_len

@@ -47,8 +47,8 @@ class SchedulerOutput:
 class TokenLogprobs:
     """Natural log-probabilities under the raw logits, before any penalty, bias or filter.
 
-    `token_ids[0]` is the sampled token, whatever its rank (1 = most likely); the alternatives follow,
-    most likely first. All three have the same length.
+    `token_ids[0]` is the sampled token, whatever its rank (1 = most likely); the alternatives
+    follow, most likely first. All three have the same length.
     """
 
     token_ids: tuple[int, ...]

@@ -18,7 +18,7 @@ class RequestStatus(Enum):
 
 
 class FinishReason(StrEnum):
-    """`stop`: end-of-sequence, stop token or stop string; `length`: a token limit; `abort`: the caller."""
+    """`stop`: end of sequence, stop token or string; `length`: a limit; `abort`: the caller."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,15 +29,30 @@ class FinishReason(StrEnum):
 class Request:
     """Bookkeeping of one sequence. Mutable; owned by the scheduler between `add` and the finish.
 
-    `token_ids` is prompt + output; `num_computed_tokens` of them have their K/V in the cache. There is
-    no prefill phase and no decode phase: a step computes `token_ids[num_computed_tokens:...]`, and a
-    token is sampled when the computed tokens catch up with the known ones.
+    `token_ids` is prompt + output; `num_computed_tokens` of them have their K/V in the cache.
+    There is no prefill phase and no decode phase: a step computes
+    `token_ids[num_computed_tokens:...]`, and a token is sampled when the computed tokens catch up
+    with the known ones.
     """
 
     __slots__ = (
-        "arrival", "block_hashes", "block_ids", "cache_salt", "eos_token_ids", "finish_reason",
-        "num_cached_tokens", "num_computed_tokens", "num_preemptions", "num_prompt_tokens",
-        "params", "priority", "request_id", "seed", "status", "stop_reason", "token_ids",
+        "arrival",
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "eos_token_ids",
+        "finish_reason",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "priority",
+        "request_id",
+        "seed",
+        "status",
+        "stop_reason",
+        "token_ids",
     )
 
     def __init__(

@@ -100,9 +100,7 @@ class SamplingParams:
         return tuple(self.stop)
 
 
-def _number(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value > high or value < low or (open_low and value == low):
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
@@ -119,4 +117,6 @@ def _strings(name: str, values: Sequence[str], most: int) -> None:
         raise InvalidRequest(name, f"must have at most {most} entries")
     for value in values:
         if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARS:
-            raise InvalidRequest(name, f"each entry must be a text of 1 to {MAX_STOP_CHARS} characters")
+            raise InvalidRequest(
+                name, f"each entry must be a text of 1 to {MAX_STOP_CHARS} characters"
+            )
