@@ -24,21 +24,21 @@ class Keyspace:
     The braces put all keys of a pool into one cluster slot: a script may touch them together.
     With P = `tokenmill:{default.0}:`
 
-    | key                  | type    | content                                       | lifetime             |
-    | -------------------- | ------- | --------------------------------------------- | -------------------- |
-    | P q:r q:0 q:1 q:2    | stream  | ready entries `{id}`; r = resumed             | until acknowledged   |
-    | P r:<id>             | hash    | the request's record                          | deadline + retention |
-    | P t:<id>             | stream  | its event log, entry `e-0`, field `d` = JSON  | retention            |
-    | P c:<id>             | channel | the same events, as they happen               |                      |
-    | P own                | hash    | id → fence, only while leased                 | until the lease ends |
-    | P z:dl  P z:delay    | zset    | id → deadline ms, id → due ms                 | until end, promotion |
-    | P b:<class>:<tenant> | list    | ids waiting for the tenant's window           | empties itself       |
-    | P win                | hash    | `<class>:<tenant>` → entries in ready streams | field removed at 0   |
-    | P cnt                | hash    | `queued`, `leased`, `t:<tenant>`              | static               |
-    | P mt                 | hash    | `last`, `reap`: bookkeeping of tick           | static               |
-    | P dlq                | stream  | dead letters                                  | trimmed              |
-    | P full               | string  | memory pressure                               | seconds              |
-    | P w:<worker>         | string  | a worker's card, JSON                         | three leases         |
+    | key                  | type    | content                             | lifetime             |
+    | -------------------- | ------- | ----------------------------------- | -------------------- |
+    | P q:r q:0 q:1 q:2    | stream  | ready entries `{id}`; r = resumed   | until acknowledged   |
+    | P r:<id>             | hash    | the request's record                | deadline + retention |
+    | P t:<id>             | stream  | event log: id `e-0`, field `d`      | retention            |
+    | P c:<id>             | channel | the same events, as they happen     |                      |
+    | P own                | hash    | id → fence, only while leased       | until the lease ends |
+    | P z:dl  P z:delay    | zset    | id → deadline, due time (ms)        | until end, promotion |
+    | P b:<class>:<tenant> | list    | ids waiting for the tenant's window | empties itself       |
+    | P win                | hash    | `<class>:<tenant>` → ready entries  | field removed at 0   |
+    | P cnt                | hash    | `queued`, `leased`, `t:<tenant>`    | static               |
+    | P mt                 | hash    | bookkeeping of tick                 | static               |
+    | P dlq                | stream  | dead letters                        | trimmed              |
+    | P full               | string  | memory pressure                     | seconds              |
+    | P w:<worker>         | string  | a worker's card, JSON               | three leases         |
     """
 
     namespace: str = "tokenmill"
