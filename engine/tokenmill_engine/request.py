@@ -47,8 +47,10 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "peak_computed_tokens",
         "priority",
         "request_id",
+        "rope_regime",
         "seed",
         "status",
         "stop_reason",
@@ -78,9 +80,11 @@ class Request:
         self.arrival = 0  # set by Scheduler.add: a counter, not a clock
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
+        self.peak_computed_tokens = 0  # how far they ever were, before preemptions
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at the first admission
         self.num_preemptions = 0
         self.block_ids: list[int] = []  # the block table, in position order
+        self.rope_regime = ""  # set by the scheduler: "short" or "long" if the model is LongRoPE
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as they were hashed
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None  # the stop token id or stop string, None for EOS

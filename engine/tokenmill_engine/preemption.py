@@ -1,0 +1,58 @@
+"""What happens when blocks run out: whom to preempt, and how not to thrash.
+
+**Victim.** The running request that loses least: first by the policy (under `priority` the least
+urgent class), then by sunk cost, then the newest. Never the leader, the running request that the
+policy ranks first: it can take every other block, and no request is accepted that does not fit the
+pool alone, so each step makes progress and every request becomes the leader in the end. A request
+in need of blocks is a candidate like the others and then preempts itself.
+
+**Hysteresis.** A waiting request is admitted only if, after it has blocks for *all* its known
+tokens, a reserve stays free for the running ones to grow into:
+
+    reserve = (running requests + 1 % of the pool) * 2 ** (times this request was preempted)
+
+With nothing else running the reserve is 0. Doubling bounds the preemptions of a request: once its
+reserve exceeds the pool it waits until it runs alone, and whoever is admitted after it ranks behind
+it. Under `fcfs` that makes at most 1 + ceil(log2(number of blocks)) preemptions; under `priority` a
+more urgent arrival can add one. After a preemption nobody is admitted in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .kv_cache_manager import KVCacheManager
+from .policy import Policy
+from .request import Request
+
+_POOL_SHARE = 100  # the reserve holds one block of so many
+_MAX_DOUBLINGS = 32  # beyond any pool; keeps the number small
+
+
+class Preemption:
+    """The two decisions above; holds no state of its own."""
+
+    def __init__(self, policy: Policy, kv: KVCacheManager) -> None:
+        self._policy = policy
+        self._kv = kv
+
+    def choose_victim(self, running: Collection[Request], requester: Request) -> Request:
+        """Whom to preempt so that `requester` gets a block; possibly the requester itself."""
+        leader = min(running, key=self._policy.rank)
+        candidates = [
+            request
+            for request in running
+            # Without blocks (restarted at the LongRoPE switch) there is nothing to gain.
+            if request is not leader and (request.block_ids or request is requester)
+        ]
+        return min(candidates, key=self._victim_rank)
+
+    def reserve_blocks(self, request: Request, num_running: int) -> int:
+        """Blocks that must stay free when `request` is admitted beside `num_running` others."""
+        if num_running == 0:
+            return 0
+        doublings = min(request.num_preemptions, _MAX_DOUBLINGS)
+        return (num_running + self._kv.num_blocks // _POOL_SHARE) << doublings
+
+    def _victim_rank(self, request: Request) -> tuple[int, ...]:
+        return self._policy.victim_rank(request, self._kv.sunk_tokens(request))

@@ -1,0 +1,200 @@
+"""Continuous batching: which tokens of which requests the next step computes. Imports no torch.
+
+There is no prefill phase and no decode phase. A request knows `num_tokens` and has computed
+`num_computed_tokens` of them; each step lets it catch up within one token budget that all share,
+and when it has caught up it gets a token. A decode is a request that lacks one, a prompt chunk one
+that lacks more. The contract of `schedule` and `update_from_output` is vLLM V1's.
+"""
+
+from __future__ import annotations
+
+from .acceptance import check_acceptable
+from .config import SchedulerConfig
+from .errors import DuplicateRequest
+from .kv_cache_manager import KVCacheManager
+from .outputs import EngineStats, ModelRunnerOutput, SchedulerOutput
+from .policy import make_policy
+from .preemption import Preemption
+from .request import FinishReason, Request, RequestStatus
+from .request_book import RequestBook
+from .scheduler_stats import SchedulerStats
+from .step_builder import StepBuilder
+from .stopping import check_stop
+
+
+class Scheduler:
+    """Owns requests from `add` to their finish. Synchronous, deterministic, not thread-safe.
+
+    Order of calls: `schedule`, compute, `update_from_output`. Nothing counts as computed before the
+    update, so a step that failed may be scheduled again. `abort` and `finish` may come at any time,
+    also between the two for a request of the step in flight.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.stats = SchedulerStats()
+        self._kv = kv
+        self._policy = make_policy(config.policy)
+        self._preemption = Preemption(self._policy, kv)
+        self._book = RequestBook(self._policy, kv)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return len(self._book) > 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._book.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Includes the preempted ones."""
+        return len(self._book.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Output tokens it comes with are known, not sampled again (a resume).
+
+        Raises DuplicateRequest and whatever `check_acceptable` raises; then nothing has changed.
+        """
+        if self._book.get(request.request_id) is not None:
+            raise DuplicateRequest(f"request {request.request_id} is already waiting or running")
+        check_acceptable(request, self.config, self._kv)
+        request.rope_regime = self._rope_regime(request)
+        self._book.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Ends a request at once and frees its blocks; None if there is no such request."""
+        request = self._book.get(request_id)
+        if request is not None:
+            self.finish(request, FinishReason.ABORT)
+        return request
+
+    def finish(
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
+        """Ends a waiting or running request; one that has finished keeps its first reason."""
+        if not request.is_finished:
+            self._book.finish(request, reason, stop_reason)
+
+    def schedule(self) -> SchedulerOutput:
+        """Plans one step: running requests first, then waiting ones into what the budget leaves."""
+        step = StepBuilder(self.config.max_num_batched_tokens)
+        self._schedule_running(step)
+        self._schedule_waiting(step)
+        return step.build()
+
+    def _schedule_running(self, step: StepBuilder) -> None:
+        """Decodes, then prompt chunks in the policy's order; each may preempt others for blocks.
+
+        `max_num_batched_tokens >= max_num_seqs` leaves a token for the first prompt chunk.
+        """
+        for request in self._decodes_then_chunks():
+            if step.budget == 0:
+                break
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted by one before it
+            if self._make_room(request, step):
+                step.add(request)
+
+    def _schedule_waiting(self, step: StepBuilder) -> None:
+        """Admits strictly in the policy's order: if the first does not fit, nobody overtakes it."""
+        waiting, running = self._book.waiting, self._book.running
+        while waiting and step.budget and not step.preempted:
+            if len(running) == self.config.max_num_seqs:
+                break
+            request = waiting.peek()
+            num_cached = self._kv.find_cached_prefix(request)
+            reserve = self._preemption.reserve_blocks(request, len(running))
+            if not self._kv.allocate(
+                request, request.num_tokens, num_cached_tokens=num_cached, reserve_blocks=reserve
+            ):
+                break
+            if request.status is RequestStatus.WAITING and self._kv.enable_prefix_caching:
+                self.stats.book_prefix_query(request, num_cached)
+            self._book.admit(request, num_cached)
+            step.add(request)
+
+    def _decodes_then_chunks(self) -> list[Request]:
+        decodes: list[Request] = []
+        chunks: list[Request] = []
+        for request in self._book.running.values():
+            lacks_one = request.num_tokens - request.num_computed_tokens == 1
+            (decodes if lacks_one else chunks).append(request)
+        chunks.sort(key=self._policy.rank)
+        return decodes + chunks
+
+    def _make_room(self, request: Request, step: StepBuilder) -> bool:
+        """Gets blocks for all known tokens, by preemption if need be; False if it hit itself."""
+        while not self._kv.allocate(request, request.num_tokens):
+            victim = self._preemption.choose_victim(self._book.running.values(), request)
+            self._preempt(victim, step)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request, step: StepBuilder) -> None:
+        step.drop(request)
+        self._book.preempt(request)
+        self.stats.preemptions_total += 1
+
+    def update_from_output(
+        self, output: SchedulerOutput, runner_output: ModelRunnerOutput
+    ) -> list[Request]:
+        """Books a step that ran; returns the requests that got a token, finished ones included.
+
+        Requests ended since `schedule` are passed over, their samples dropped. Raises ValueError if
+        the runner did not sample exactly one token for each of `output.sampling`.
+        """
+        if len(runner_output.sampled) != len(output.sampling):
+            raise ValueError("the runner must sample one token for each of output.sampling")
+        self.stats.book_step(output)
+        sampled = iter(runner_output.sampled)
+        updated: list[Request] = []
+        for item in output.scheduled:
+            request = item.request
+            token = next(sampled) if item.samples else None
+            if request.is_finished:
+                continue
+            self.stats.book_computed(item)
+            request.num_computed_tokens = item.end
+            self._kv.cache_full_blocks(request)
+            if token is not None:
+                self._append_token(request, token.token_id)
+                updated.append(request)
+        return updated
+
+    def _append_token(self, request: Request, token_id: int) -> None:
+        request.token_ids.append(token_id)
+        self.stats.generation_tokens_total += 1
+        stop = check_stop(request, self.config)
+        if stop is not None:
+            self.finish(request, stop.finish_reason, stop.stop_reason)
+        elif self._rope_regime(request) != request.rope_regime:
+            self._restart(request)
+
+    def _restart(self, request: Request) -> None:
+        """The LongRoPE switch: every K/V of the request changes, so it computes them all once more.
+
+        It keeps running, without blocks, and its hashes start over under the new regime.
+        """
+        self._book.forget_computed(request)
+        request.rope_regime = self._rope_regime(request)
+        request.block_hashes.clear()
+
+    def _rope_regime(self, request: Request) -> str:
+        switch = self.config.rope_switch_tokens
+        if switch is None:
+            return ""
+        return "long" if request.num_tokens > switch else "short"
+
+    def engine_stats(self) -> EngineStats:
+        return self.stats.snapshot(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_blocks=self._kv.num_blocks,
+            num_free_blocks=self._kv.num_free_blocks,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the books disagree; O(pool), for tests and an idle engine."""
+        self._book.check_invariants()

@@ -1,0 +1,59 @@
+"""Counters of the scheduler; they only grow, and each computed row is counted at most once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .outputs import EngineStats, ScheduledRequest, SchedulerOutput
+from .request import Request
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Named as in `EngineStats`, which is a snapshot of these."""
+
+    num_batched_tokens: int = 0  # rows of the last step
+    steps_total: int = 0
+    prompt_tokens_total: int = 0  # computed for the first time, without prefix cache hits
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    recomputed_tokens_total: int = 0  # computed before, then lost to preemption or the RoPE switch
+    prefix_cache_queries_total: int = 0  # in tokens; a request asks once, at its first admission
+    prefix_cache_hits_total: int = 0
+
+    def book_prefix_query(self, request: Request, num_cached_tokens: int) -> None:
+        self.prefix_cache_queries_total += request.num_tokens
+        self.prefix_cache_hits_total += num_cached_tokens
+
+    def book_step(self, output: SchedulerOutput) -> None:
+        self.steps_total += 1
+        self.num_batched_tokens = output.num_batched_tokens
+
+    def book_computed(self, item: ScheduledRequest) -> None:
+        """Sorts the rows of an item that ran into recomputed ones and new prompt tokens."""
+        request = item.request
+        peak = request.peak_computed_tokens
+        if item.start < peak:
+            self.recomputed_tokens_total += min(item.end, peak) - item.start
+        if item.end > peak:
+            new_prompt = min(item.end, request.num_prompt_tokens) - max(item.start, peak)
+            self.prompt_tokens_total += max(0, new_prompt)
+            request.peak_computed_tokens = item.end
+
+    def snapshot(
+        self, *, num_running: int, num_waiting: int, num_blocks: int, num_free_blocks: int
+    ) -> EngineStats:
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_blocks=num_blocks,
+            num_free_blocks=num_free_blocks,
+            num_batched_tokens=self.num_batched_tokens,
+            steps_total=self.steps_total,
+            prompt_tokens_total=self.prompt_tokens_total,
+            generation_tokens_total=self.generation_tokens_total,
+            preemptions_total=self.preemptions_total,
+            recomputed_tokens_total=self.recomputed_tokens_total,
+            prefix_cache_queries_total=self.prefix_cache_queries_total,
+            prefix_cache_hits_total=self.prefix_cache_hits_total,
+        )

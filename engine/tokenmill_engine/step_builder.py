@@ -1,0 +1,39 @@
+"""A step under construction: what it computes, in order, and what the token budget leaves."""
+
+from __future__ import annotations
+
+from .outputs import ScheduledRequest, SchedulerOutput
+from .request import Request
+
+
+class StepBuilder:
+    """`budget`: rows still to give away. `preempted`: who was put back into the queue meanwhile."""
+
+    __slots__ = ("_scheduled", "budget", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.preempted: list[Request] = []
+        self._scheduled: dict[str, ScheduledRequest] = {}
+
+    def add(self, request: Request) -> None:
+        """As many of the tokens that the request lacks as the budget allows."""
+        start = request.num_computed_tokens
+        num_tokens = min(request.num_tokens - start, self.budget)
+        self._scheduled[request.request_id] = ScheduledRequest(request, start, num_tokens)
+        self.budget -= num_tokens
+
+    def drop(self, request: Request) -> None:
+        """Takes a preempted request out again and gives its tokens back to the budget."""
+        item = self._scheduled.pop(request.request_id, None)
+        if item is not None:
+            self.budget += item.num_tokens
+        self.preempted.append(request)
+
+    def build(self) -> SchedulerOutput:
+        scheduled = tuple(self._scheduled.values())
+        return SchedulerOutput(
+            scheduled=scheduled,
+            num_batched_tokens=sum(item.num_tokens for item in scheduled),
+            preempted=tuple(self.preempted),
+        )
