@@ -1,0 +1,109 @@
+"""Computes scheduled steps: one forward over a ragged batch, over the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from .attention import (
+    IMPLEMENTATION,
+    AttentionBackend,
+    AttentionSpec,
+    CallKey,
+    ForwardContext,
+    forward_context,
+)
+from .kv_cache import KVCache
+from .outputs import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
+from .probe import switch_attention
+from .request import Request
+from .sampling_params import SamplingParams
+from .step_inputs import build_step_inputs
+
+
+class SamplerLike(Protocol):
+    """Logits `[num_sampling, vocab]` float32 and their requests to one token each."""
+
+    def __call__(
+        self, logits: torch.Tensor, requests: tuple[ScheduledRequest, ...], /
+    ) -> tuple[SampledToken, ...]: ...
+
+
+class ModelRunner:
+    """Owns the model and its KV cache; holds no state of a request.
+
+    `on_logits`, when set, sees the logits of every step before the sampler does.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        specs: dict[CallKey, AttentionSpec],
+        kv_cache: KVCache,
+        backend: AttentionBackend,
+        *,
+        rope_switch_tokens: int | None = None,
+    ) -> None:
+        switch_attention(model, IMPLEMENTATION)
+        self.model = model
+        self.kv_cache = kv_cache
+        self.backend = backend
+        self.device = model.device
+        self.on_logits: Callable[[SchedulerOutput, torch.Tensor], None] | None = None
+        self._specs = specs
+        self._rope_switch_tokens = rope_switch_tokens
+
+    def execute(self, output: SchedulerOutput, sampler: SamplerLike) -> ModelRunnerOutput:
+        """Compute the step and sample a token for each request that reached its newest token."""
+        sampling = output.sampling
+        logits = self.compute_logits(output)
+        return ModelRunnerOutput(sampler(logits, sampling) if sampling else ())
+
+    @torch.inference_mode()
+    def compute_logits(self, output: SchedulerOutput) -> torch.Tensor:
+        """Write the K/V of all rows and return the logits `[num_sampling, vocab]`, float32."""
+        inputs = build_step_inputs(
+            output,
+            block_size=self.kv_cache.block_size,
+            device=self.device,
+            rope_switch_tokens=self._rope_switch_tokens,
+        )
+        num_sampling = len(inputs.logits_rows)
+        # The model's own head computes the logits, since what surrounds it (soft cap, scale)
+        # differs from model to model. It needs at least one row.
+        rows = inputs.logits_rows if num_sampling else inputs.logits_rows.new_zeros(1)
+        context = ForwardContext(
+            backend=self.backend,
+            specs=self._specs,
+            layers=self.kv_cache.layers,
+            metadata=inputs.metadata,
+            long_rows=inputs.long_rows,
+        )
+        with forward_context(context):
+            result = self.model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=rows,
+            )
+        logits: torch.Tensor = result.logits[0, :num_sampling].float()
+        if self.on_logits is not None:
+            self.on_logits(output, logits)
+        return logits
+
+    def warm_up(self, num_tokens: int = 8) -> None:
+        """Run a prompt and a decode through the model, so that the first request need not wait.
+
+        Writes into the first blocks of the cache: call it before any request.
+        """
+        block_size = self.kv_cache.block_size
+        num_tokens = min(num_tokens, self.kv_cache.num_blocks * block_size - 1)
+        request = Request("warm-up", [0] * num_tokens, SamplingParams())
+        request.block_ids = list(range(-(-(num_tokens + 1) // block_size)))
+        self.compute_logits(SchedulerOutput((ScheduledRequest(request, 0, num_tokens),)))
+        request.token_ids.append(0)
+        self.compute_logits(SchedulerOutput((ScheduledRequest(request, num_tokens, 1),)))

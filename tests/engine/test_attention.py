@@ -1,0 +1,162 @@
+"""The paged attention against a dense reference in float64, over random steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from support_models import make_step, nan_filled_cache
+from tokenmill_engine.attention import AttentionRule, AttentionSpec, LayerCache
+from tokenmill_engine.paged_attention_reference import TorchPagedAttention
+from tokenmill_engine.step_inputs import build_step_inputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    kv_heads: int = 2
+    groups: int = 3
+    key_dim: int = 16
+    value_dim: int = 16
+    block_size: int = 4
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(
+            None, None, self.kv_heads, self.key_dim, self.value_dim, dtype=self.dtype
+        )
+
+
+class Sequence:
+    """K and V of a whole sequence, and how much of it has been fed to the paged attention."""
+
+    def __init__(self, shape: Shape, length: int, generator: torch.Generator) -> None:
+        def draw(heads: int, dim: int) -> torch.Tensor:
+            return torch.randn(length, heads, dim, generator=generator).to(shape.dtype)
+
+        self.query = draw(shape.kv_heads * shape.groups, shape.key_dim)
+        self.key = draw(shape.kv_heads, shape.key_dim)
+        self.value = draw(shape.kv_heads, shape.value_dim)
+        self.length, self.done = length, 0
+
+
+def dense(sequence: Sequence, rule: AttentionRule) -> torch.Tensor:
+    """`[length, H, Dv]` float64: query by query, head by head, by the definition."""
+    groups = sequence.query.shape[1] // sequence.key.shape[1]
+    rows = []
+    for position in range(sequence.length):
+        keys = [
+            k
+            for k in range(position + 1)
+            if (rule.window is None or k > position - rule.window)
+            and (rule.chunk is None or k // rule.chunk == position // rule.chunk)
+        ]
+        heads = []
+        for head in range(sequence.query.shape[1]):
+            k = sequence.key[keys, head // groups].double()
+            v = sequence.value[keys, head // groups].double()
+            scores = k @ sequence.query[position, head].double() * rule.scaling
+            if rule.softcap is not None:
+                scores = rule.softcap * torch.tanh(scores / rule.softcap)
+            if rule.sinks is not None:
+                scores = torch.cat([scores, rule.sinks[head].double()[None]])
+            heads.append(torch.softmax(scores, 0)[: len(keys)] @ v)
+        rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+def paged(
+    sequences: list[Sequence], rule: AttentionRule, shape: Shape, seed: int
+) -> list[torch.Tensor]:
+    """Feed the sequences in random chunks, several to a step; scattered blocks, full of NaN."""
+    rng = np.random.default_rng(seed)
+    backend = TorchPagedAttention()
+    num_blocks = sum(s.length // shape.block_size + 1 for s in sequences)
+    layer = nan_filled_cache(backend, shape.spec, num_blocks, shape.block_size)
+    free = rng.permutation(num_blocks).tolist()
+    tables: list[list[int]] = [[] for _ in sequences]
+    outputs: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while unfinished := [i for i, s in enumerate(sequences) if s.done < s.length]:
+        chosen = [i for i in rng.permutation(unfinished).tolist() if rng.random() < 0.8]
+        if not chosen:
+            continue
+        parts = []
+        for i in chosen:
+            left = sequences[i].length - sequences[i].done
+            count = 1 if rng.random() < 0.4 else int(rng.integers(1, left + 1))
+            parts.append((i, sequences[i].done, sequences[i].done + count))
+            while len(tables[i]) * shape.block_size < parts[-1][2]:
+                tables[i].append(free.pop())
+            sequences[i].done += count
+        result = one_step(sequences, parts, tables, (backend, layer, rule, shape))
+        row = 0
+        for i, start, end in parts:
+            outputs[i].append(result[row : row + end - start])
+            row += end - start
+    return [torch.cat(parts) for parts in outputs]
+
+
+def one_step(
+    sequences: list[Sequence],
+    parts: list[tuple[int, int, int]],
+    tables: list[list[int]],
+    with_: tuple[TorchPagedAttention, LayerCache, AttentionRule, Shape],
+) -> torch.Tensor:
+    backend, layer, rule, shape = with_
+    output = make_step((range(end), start, end, tables[i]) for i, start, end in parts)
+    meta = build_step_inputs(
+        output, block_size=shape.block_size, device=torch.device("cpu")
+    ).metadata
+    rows = [
+        torch.cat([getattr(sequences[i], name)[start:end] for i, start, end in parts])
+        for name in ("query", "key", "value")
+    ]
+    return backend.write_and_attend(*rows, layer, meta, rule)
+
+
+def sequences_of(shape: Shape, lengths: tuple[int, ...], seed: int) -> list[Sequence]:
+    generator = torch.Generator().manual_seed(seed)
+    return [Sequence(shape, length, generator) for length in lengths]
+
+
+SHAPES = {
+    "plain": Shape(),
+    "mha": Shape(kv_heads=4, groups=1),
+    "gqa 7:1": Shape(kv_heads=1, groups=7, key_dim=32, value_dim=32),
+    "narrow V": Shape(key_dim=24, value_dim=12),
+    "wide V": Shape(key_dim=8, value_dim=20),
+    "blocks of 1": Shape(block_size=1),
+    "blocks of 32": Shape(block_size=32),
+    "blocks of 5": Shape(block_size=5, key_dim=7, value_dim=7),
+}
+RULES = {
+    "causal": {},
+    "window 1": {"window": 1},
+    "window 7": {"window": 7},
+    "window beyond the sequence": {"window": 1000},
+    "chunk 8": {"chunk": 8},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all at once": {"window": 9, "softcap": 3.0, "sinks": True},
+}
+
+
+def make_rule(shape: Shape, settings: dict[str, object]) -> AttentionRule:
+    settings = dict(settings, scaling=1.7 / math.sqrt(shape.key_dim))
+    if settings.get("sinks"):
+        heads = shape.kv_heads * shape.groups
+        settings["sinks"] = torch.linspace(-2, 3, heads, dtype=shape.dtype)
+    return AttentionRule(**settings)
+
+
+@pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_equals_dense_attention(shape: Shape, settings: dict[str, object]) -> None:
+    rule = make_rule(shape, settings)
+    sequences = sequences_of(shape, (1, 5, 33, 70), seed=len(settings))
+    for got, sequence in zip(paged(sequences, rule, shape, seed=3), sequences, strict=True):
+        torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
