@@ -9,7 +9,8 @@ EngineError
 │   ├── PromptTooLong      the prompt leaves no room for a token within max_model_len
 │   └── RequestTooLarge    prompt + max_tokens can never fit into the KV cache
 ├── DuplicateRequest       the id is already running
-└── ResumeMismatch         published tokens cannot belong to this request
+├── ResumeMismatch         published tokens cannot belong to this request
+└── SamplingFailed         the logits of one request leave no token to choose
 """
 
 
@@ -59,3 +60,14 @@ class DuplicateRequest(EngineError):
 
 class ResumeMismatch(EngineError):
     """The tokens said to be published already cannot belong to this request."""
+
+
+class SamplingFailed(EngineError):
+    """The logits of one request are not finite or all masked; no neighbour is affected."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"request {request_id}: no token can be sampled; its logits are not finite, or "
+            "allowed_token_ids, bad_words and min_tokens leave none"
+        )
+        self.request_id = request_id

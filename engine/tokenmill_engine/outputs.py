@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .errors import SamplingFailed
 from .request import FinishReason, Request
 
 
@@ -58,8 +59,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
+    """One row's next token. With an `error`, `token_id` is -1 and the request ends with it."""
+
     token_id: int
     logprobs: TokenLogprobs | None = None
+    error: SamplingFailed | None = None
 
 
 @dataclass(frozen=True, slots=True)

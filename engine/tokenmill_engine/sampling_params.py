@@ -95,6 +95,12 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as it is stored: always a tuple."""
         return tuple(self.stop)

@@ -1,0 +1,119 @@
+"""Choosing the next token of every request of a step, the whole batch at once.
+
+The token of a row depends on that row's logits, its request's parameters, token ids and seed: never
+on the other rows, on its place among them or on what was sampled before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .draw import NO_TOKEN, DrawParams, argmax, draw
+from .errors import SamplingFailed
+from .generation_defaults import GenerationRules
+from .logits_processing import RequestAdjustments, adjust_logits
+from .logprobs import gather_logprobs
+from .noise import uniform
+from .outputs import SampledToken, ScheduledRequest, TokenLogprobs
+from .request import Request
+
+BadWordEncoder = Callable[[tuple[str, ...]], Sequence[Sequence[int]]]
+_CHOICE = 0  # `n` is 1: every request has one continuation
+
+
+class Sampler:
+    """Greedy and random sampling with vLLM's parameters, in vLLM's order.
+
+    `rules` are what the model's generation config imposes on every request; `encode_bad_words`
+    turns the strings of `bad_words` into token sequences (`Tokenizer.bad_word_ids`).
+    """
+
+    def __init__(self, *, rules: GenerationRules, encode_bad_words: BadWordEncoder) -> None:
+        self._rules = rules
+        self._encode_bad_words = encode_bad_words
+        self._requests: dict[str, RequestAdjustments] = {}
+
+    def __call__(
+        self, logits: Tensor, scheduled: Sequence[ScheduledRequest]
+    ) -> tuple[SampledToken, ...]:
+        """One token for each row of `logits` [N, V] (float32, read only).
+
+        A row without a finite maximum (NaN, infinite or all masked) yields a `SampledToken` whose
+        `error` is set; the other rows are not affected.
+        """
+        rows = [self._adjustments(item.request) for item in scheduled]
+        if all(row.is_plain_greedy for row in rows):
+            return self._report(argmax(logits).tolist(), rows, {})
+        token_ids = _choose(adjust_logits(logits, rows), [row.request for row in rows])
+        return self._report(token_ids.tolist(), rows, _logprobs(logits, token_ids, rows))
+
+    def __len__(self) -> int:
+        """How many requests are remembered."""
+        return len(self._requests)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is remembered of a finished request; unknown ids are fine."""
+        self._requests.pop(request_id, None)
+
+    def _adjustments(self, request: Request) -> RequestAdjustments:
+        known = self._requests.get(request.request_id)
+        if known is None or known.request is not request:
+            bad_words = tuple(request.params.bad_words)
+            bad_word_ids = self._encode_bad_words(bad_words) if bad_words else ()
+            known = RequestAdjustments(request, self._rules, bad_word_ids)
+            self._requests[request.request_id] = known
+        return known
+
+    @staticmethod
+    def _report(
+        token_ids: Sequence[int],
+        rows: Sequence[RequestAdjustments],
+        logprobs: dict[int, TokenLogprobs],
+    ) -> tuple[SampledToken, ...]:
+        return tuple(
+            SampledToken(token_id, logprobs.get(index))
+            if token_id != NO_TOKEN
+            else SampledToken(NO_TOKEN, error=SamplingFailed(row.request.request_id))
+            for index, (token_id, row) in enumerate(zip(token_ids, rows, strict=True))
+        )
+
+
+def _choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Token ids [N] (int64)."""
+    drawn = [index for index, request in enumerate(requests) if not request.params.is_greedy]
+    if not drawn:
+        return argmax(logits)
+    chosen = [requests[index] for index in drawn]
+    uniforms = uniform(
+        [request.seed for request in chosen],
+        [request.num_output_tokens for request in chosen],
+        [_CHOICE] * len(chosen),
+    )
+    table = [
+        (params.temperature, params.min_p, params.top_k, params.top_p)
+        for params in (request.params for request in chosen)
+    ]
+    draw_params = DrawParams.build(table, uniforms, logits.device)
+    if len(drawn) == len(requests):
+        return draw(logits, draw_params)
+    where = torch.tensor(drawn, device=logits.device)
+    return argmax(logits).index_copy_(0, where, draw(logits[where], draw_params))
+
+
+def _logprobs(
+    logits: Tensor, token_ids: Tensor, rows: Sequence[RequestAdjustments]
+) -> dict[int, TokenLogprobs]:
+    """By row, for those that ask; a failed row gets the numbers of token 0, which nobody reads."""
+    counts = {
+        index: count
+        for index, row in enumerate(rows)
+        if (count := row.request.params.logprobs) is not None
+    }
+    if not counts:
+        return {}
+    where = torch.tensor(list(counts), device=logits.device)
+    found = gather_logprobs(logits[where], token_ids[where].clamp(min=0), tuple(counts.values()))
+    return dict(zip(counts, found, strict=True))
