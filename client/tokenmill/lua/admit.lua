@@ -1,0 +1,41 @@
+-- A producer without the SDK did XADD <prefix>q:<class> * id <id> body <json> [tenant <tenant>].
+-- The worker that reads such an entry makes its record with this script, then leases it as usual.
+-- The entry stays the request's ready entry; unless the reply is OK it is dropped.
+--
+-- ARGV  options{deadline_ms, retention_ms, max_queued, max_body_bytes, publish},
+--       ready class, entry, id, tenant, sha of the body, body
+-- Reply {OK}         a record exists for this entry (also when the call is repeated)
+--       {DUP}        the id is known with the same content
+--       {CONFLICT}   the id is known with another content
+--       {INVALID}    the id is not an id; there is no log to say so in
+--       {TOO_LARGE} {FULL}  refused with an end event, which the producer finds in the log
+--
+-- The XADD was acknowledged to its producer, so a refusal must be visible: hence the end event.
+
+local ready, entry, id, tenant = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local sha, body = ARGV[6], ARGV[7]
+if #id > 64 or not string.find(id, '^[%w_-]+$') then
+  drop_read_entry(ready, entry)
+  return { 'INVALID' }
+end
+local known = redis.call('HMGET', record_key(id), 'state', 'sha', 'entry')
+if known[1] then
+  if known[3] == entry then return { 'OK' } end
+  drop_read_entry(ready, entry)
+  return { known[2] == sha and 'DUP' or 'CONFLICT' }
+end
+
+local function refuse(status, code, message)
+  create(id, tenant, ready, '', sha, 'queued', entry)
+  settle(id, 'failed', code, message)
+  return { status }
+end
+if #body > options.max_body_bytes then
+  return refuse('TOO_LARGE', 'too_long', 'the body is over ' .. options.max_body_bytes .. ' bytes')
+end
+if redis.call('EXISTS', MEMORY_FLAG) == 1
+    or tonumber(redis.call('HGET', COUNTERS, 'queued') or '0') >= options.max_queued then
+  return refuse('FULL', 'queue_full', 'the queue is full')
+end
+create(id, tenant, ready, body, sha, 'queued', entry)
+return { 'OK' }

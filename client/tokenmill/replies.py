@@ -1,0 +1,197 @@
+"""What the scripts answer, as frozen dataclasses; each class knows how to read its reply.
+
+Replies have RESP2's shape (lists, integers, text): see the header of each file in `lua/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+#: Codes of `append`, one per event; a code below LOST is read with `events_if_behind`.
+STORED: Final = 1
+STORED_BEFORE: Final = 0
+LOST: Final = -1
+
+
+def events_if_behind(code: int) -> int | None:
+    """For an `append` code: how many events the log holds if it lost its end, else None."""
+    return -2 - code if code < LOST else None
+
+
+class EnqueueStatus(StrEnum):
+    OK = "OK"
+    DUP = "DUP"
+    CONFLICT = "CONFLICT"
+    FULL = "FULL"
+    TENANT_FULL = "TENANT_FULL"
+    TOO_LARGE = "TOO_LARGE"
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueReply:
+    """`created_ms` and `state` belong to OK, DUP and CONFLICT; `reason` ("memory", "queue" or
+    "tenant") and `queued` to FULL and TENANT_FULL."""
+
+    status: EnqueueStatus
+    created_ms: int = 0
+    state: str = ""
+    reason: str = ""
+    queued: int = 0
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> EnqueueReply:
+        status = EnqueueStatus(reply[0])
+        if status in (EnqueueStatus.FULL, EnqueueStatus.TENANT_FULL):
+            return cls(status, reason=reply[1], queued=reply[2])
+        if status is EnqueueStatus.TOO_LARGE:
+            return cls(status)
+        return cls(status, created_ms=reply[1], state=reply[2])
+
+
+class AdmitStatus(StrEnum):
+    """Unless OK, the entry is gone; TOO_LARGE and FULL have ended with an end event."""
+
+    OK = "OK"
+    DUP = "DUP"
+    CONFLICT = "CONFLICT"
+    INVALID = "INVALID"
+    TOO_LARGE = "TOO_LARGE"
+    FULL = "FULL"
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> AdmitStatus:
+        return cls(reply[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyEntry:
+    """An entry as read from a ready stream. `body` is set on a plain XADD: admit it first."""
+
+    ready_class: str
+    entry_id: str
+    request_id: str
+    body: str | None = None
+    tenant: str = ""
+
+
+class LeaseCode(StrEnum):
+    OK = "OK"
+    GONE = "GONE"
+    BUSY = "BUSY"
+    EXPIRED = "EXPIRED"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a request until the fence moves on. Times are by Redis' clock.
+
+    `num_events` is the length of the event log: above 0, an earlier attempt got so far.
+    `fingerprint` is that of the model that started the request.
+    """
+
+    request_id: str
+    ready_class: str
+    entry_id: str
+    fence: int
+    num_events: int
+    remaining_ms: int
+    waited_ms: int
+    strikes: int
+    tenant: str
+    fingerprint: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReply:
+    """`lease` is set exactly when the code is OK; with any other code, forget the entry."""
+
+    code: LeaseCode
+    entry: ReadyEntry
+    lease: Lease | None = None
+
+    @classmethod
+    def parse(cls, entry: ReadyEntry, reply: Sequence[Any]) -> LeaseReply:
+        code = LeaseCode(reply[0])
+        if code is not LeaseCode.OK:
+            return cls(code, entry)
+        where = (entry.request_id, entry.ready_class, entry.entry_id)
+        return cls(code, entry, Lease(*where, *reply[1:]))
+
+
+class FinishStatus(StrEnum):
+    OK = "OK"
+    DUP = "DUP"
+    LOST = "LOST"
+    BEHIND = "BEHIND"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReply:
+    """`num_events` belongs to BEHIND: append the events after it, then finish again."""
+
+    status: FinishStatus
+    state: str = ""
+    num_events: int = 0
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> FinishReply:
+        status = FinishStatus(reply[0])
+        if status is FinishStatus.BEHIND:
+            return cls(status, num_events=reply[1])
+        return cls(status, state=reply[1])
+
+
+class ReleaseStatus(StrEnum):
+    OK = "OK"
+    FAILED = "FAILED"
+    LOST = "LOST"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReply:
+    """`state` after the call: queued or delayed; failed when no retry was left."""
+
+    status: ReleaseStatus
+    state: str
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> ReleaseReply:
+        return cls(ReleaseStatus(reply[0]), reply[1])
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReply:
+    """`cancelled`: this call ended it. `state` is None when there is no such request."""
+
+    cancelled: bool
+    state: str | None
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> CancelReply:
+        return cls(bool(reply[0]), reply[1] or None)
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """How many requests one round of maintenance moved; `in_grace`: lost workers were not
+    looked for, because nobody had ticked for a while."""
+
+    promoted: int
+    expired: int
+    vanished: int
+    redelivered: int
+    requeued: int
+    dead: int
+    recovered: int
+    consumers: int
+    in_grace: bool
+
+    @classmethod
+    def parse(cls, reply: str) -> TickReport:
+        counts = json.loads(reply)
+        return cls(**{**counts, "in_grace": bool(counts["in_grace"])})
