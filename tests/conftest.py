@@ -1,0 +1,44 @@
+"""Fixtures that every area of the tests may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from support_redis import FakeBackend, RedisBackend, ServerBackend, unique_keyspace
+from tokenmill.embedded import EmbeddedServer
+from tokenmill.keys import Keyspace
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """A real server on a unix socket, shared by the whole run: use `keyspace`, never FLUSHALL."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def fake() -> FakeBackend:
+    """An emulated server of this test's own."""
+    return FakeBackend()
+
+
+@pytest.fixture(params=["fakeredis", "valkey"])
+def redis_backend(request: pytest.FixtureRequest) -> RedisBackend:
+    """The test runs twice: over fakeredis and over the real server."""
+    if request.param == "fakeredis":
+        return request.getfixturevalue("fake")
+    return ServerBackend(request.getfixturevalue("server"))
+
+
+@pytest.fixture
+def redis_client(redis_backend: RedisBackend) -> Iterator[redis.Redis]:
+    with redis_backend.client() as client:
+        yield client
+
+
+@pytest.fixture
+def keyspace() -> Keyspace:
+    return unique_keyspace()
