@@ -76,7 +76,9 @@ class EmbeddedServer:
     """Starts on entry (or `start()`), stops and removes its files on exit (or `stop()`).
 
     Start it from a thread that lives as long as the server should. After a SIGKILL of the
-    process an almost empty folder stays behind. `url` stays the same over `restart()`. With `append_only`, data survives `kill()` and
+    process an almost empty folder stays behind.
+
+    `url` stays the same over `restart()`. With `append_only`, data survives `kill()` and
     `restart()`, not `stop()`. `extra_args` are handed to the server, as in
     `("--maxclients", "100")`.
     """
