@@ -117,6 +117,10 @@ def test_sources_take_no_short_cuts(file: Path) -> None:
 KEY = re.compile(r"(^|:)([qrtcbw]:|z:(dl|delay)\b)")
 
 
+def is_prefix(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "prefix"
+
+
 def hand_made_keys(file: Path) -> Iterator[int]:
     """Lines with a piece of a key, or with a key prefix inside an f-string."""
     tree = ast.parse(file.read_text(), name_of(file))
@@ -125,9 +129,8 @@ def hand_made_keys(file: Path) -> Iterator[int]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if id(node) not in docstrings and KEY.search(node.value):
                 yield node.lineno
-        elif isinstance(node, ast.FormattedValue):
-            if isinstance(node.value, ast.Attribute) and node.value.attr == "prefix":
-                yield node.lineno
+        elif isinstance(node, ast.FormattedValue) and is_prefix(node.value):
+            yield node.lineno
 
 
 def test_the_key_rule_knows_a_hand_made_key() -> None:
