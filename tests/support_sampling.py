@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from tokenmill_engine.generation_defaults import GenerationRules
 from tokenmill_engine.outputs import SampledToken, ScheduledRequest
 from tokenmill_engine.request import Request
@@ -13,6 +14,7 @@ from tokenmill_engine.sampler import Sampler
 from tokenmill_engine.sampling_params import SamplingParams
 
 EOS = 2
+NO_RULES = GenerationRules()
 
 
 def make_request(
@@ -34,7 +36,7 @@ def make_request(
 
 
 def make_sampler(
-    rules: GenerationRules = GenerationRules(), bad_words: Sequence[Sequence[int]] = ()
+    rules: GenerationRules = NO_RULES, bad_words: Sequence[Sequence[int]] = ()
 ) -> Sampler:
     """`bad_words` are the token sequences that any `bad_words` text of a request stands for."""
     return Sampler(rules=rules, encode_bad_words=lambda words: bad_words)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .draw import NO_TOKEN, DrawParams, argmax, draw
+from .draw import NO_TOKEN, DrawSettings, argmax, draw
 from .errors import SamplingFailed
 from .generation_defaults import GenerationRules
 from .logits_processing import RequestAdjustments, adjust_logits
@@ -92,15 +92,14 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
         [request.num_output_tokens for request in chosen],
         [_CHOICE] * len(chosen),
     )
-    table = [
-        (params.temperature, params.min_p, params.top_k, params.top_p)
+    settings = [
+        DrawSettings(params.temperature, params.min_p, params.top_k, params.top_p)
         for params in (request.params for request in chosen)
     ]
-    draw_params = DrawParams.build(table, uniforms, logits.device)
     if len(drawn) == len(requests):
-        return draw(logits, draw_params)
+        return draw(logits, settings, uniforms)
     where = torch.tensor(drawn, device=logits.device)
-    return argmax(logits).index_copy_(0, where, draw(logits[where], draw_params))
+    return argmax(logits).index_copy_(0, where, draw(logits[where], settings, uniforms))
 
 
 def _logprobs(

@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+
 from support_sampling import random_logits
-from tokenmill_engine.draw import NO_TOKEN, DrawParams, argmax, draw
+from tokenmill_engine.draw import NO_TOKEN, DrawSettings, argmax, draw
 from tokenmill_engine.noise import uniform
 
 VOCAB = 50
 DRAWS = 20_000
 
 
-@dataclass(frozen=True)
-class Case:
-    temperature: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    @property
-    def row(self) -> tuple[float, float, int, float]:
-        return self.temperature, self.min_p, self.top_k, self.top_p
-
-
 CASES = [
-    Case(),
-    Case(temperature=0.4),
-    Case(temperature=2.5),
-    Case(top_k=1),
-    Case(top_k=7),
-    Case(top_k=VOCAB + 9),
-    Case(top_p=0.8),
-    Case(top_p=1e-6),
-    Case(min_p=0.1),
-    Case(min_p=1.0),
-    Case(temperature=1.4, min_p=0.05, top_k=12, top_p=0.7),
+    DrawSettings(),
+    DrawSettings(temperature=0.4),
+    DrawSettings(temperature=2.5),
+    DrawSettings(top_k=1),
+    DrawSettings(top_k=7),
+    DrawSettings(top_k=VOCAB + 9),
+    DrawSettings(top_p=0.8),
+    DrawSettings(top_p=1e-6),
+    DrawSettings(min_p=0.1),
+    DrawSettings(min_p=1.0),
+    DrawSettings(temperature=1.4, min_p=0.05, top_k=12, top_p=0.7),
 ]
 
 
-def expected_probabilities(logits: np.ndarray, case: Case) -> np.ndarray:
+def expected_probabilities(logits: np.ndarray, case: DrawSettings) -> np.ndarray:
     """Straight from the definitions, in double precision, for logits without ties."""
     exponents = np.exp((logits - logits.max()).astype(np.float64) / case.temperature)
     probabilities = exponents / exponents.sum()
@@ -57,14 +45,13 @@ def expected_probabilities(logits: np.ndarray, case: Case) -> np.ndarray:
     return probabilities / probabilities.sum()
 
 
-def draw_many(logits: torch.Tensor, case: Case, count: int = DRAWS) -> np.ndarray:
+def draw_many(logits: torch.Tensor, case: DrawSettings, count: int = DRAWS) -> np.ndarray:
     uniforms = uniform(np.full(count, 5), np.arange(count), np.zeros(count, dtype=int))
-    params = DrawParams.build([case.row] * count, uniforms, logits.device)
-    return draw(logits.expand(count, -1), params).numpy()
+    return draw(logits.expand(count, -1), [case] * count, uniforms).numpy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_frequencies_match_the_definition(case: Case) -> None:
+def test_frequencies_match_the_definition(case: DrawSettings) -> None:
     logits = random_logits(1, VOCAB, seed=12, scale=1.5)
     probabilities = expected_probabilities(logits[0].numpy(), case)
     found = np.bincount(draw_many(logits, case), minlength=VOCAB)
@@ -86,20 +73,22 @@ def test_the_uniform_is_inverted_in_vocabulary_order(seed: int) -> None:
         # The middle of every interval, so that the last bits of a float do not matter.
         middles = (edges + np.concatenate([[0], edges[:-1]])) / 2
         tokens = np.flatnonzero(np.diff(edges, prepend=0) > 1e-5)
-        params = DrawParams.build([case.row] * len(tokens), middles[tokens], logits.device)
-        assert draw(logits.expand(len(tokens), -1), params).tolist() == tokens.tolist()
+        drawn = draw(logits.expand(len(tokens), -1), [case] * len(tokens), middles[tokens])
+        assert drawn.tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize("u", [1e-16, 1 - 1e-16])
 def test_the_ends_of_the_unit_interval_stay_within_the_kept_tokens(u: float) -> None:
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [3, 4, VOCAB - 2]] = torch.tensor([0.0, 1.0, 2.0])
-    params = DrawParams.build([Case().row], np.array([u]), logits.device)
-    assert draw(logits, params).item() == (3 if u < 0.5 else VOCAB - 2)
+    drawn = draw(logits, [DrawSettings()], np.array([u]))
+    assert drawn.item() == (3 if u < 0.5 else VOCAB - 2)
 
 
-@pytest.mark.parametrize("case", [Case(top_k=2), Case(top_p=0.3), Case(top_k=2, top_p=0.3)])
-def test_ties_with_the_last_kept_token_are_kept(case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [DrawSettings(top_k=2), DrawSettings(top_p=0.3), DrawSettings(top_k=2, top_p=0.3)]
+)
+def test_ties_with_the_last_kept_token_are_kept(case: DrawSettings) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [10, 20, 30]] = torch.tensor([5.0, 4.0, 4.0])
     kept = set(draw_many(logits, case, 2000).tolist())
@@ -110,13 +99,13 @@ def test_ties_with_the_last_kept_token_are_kept(case: Case) -> None:
 def test_a_nucleus_of_ties_at_the_kth_value_keeps_them_all() -> None:
     logits = torch.full((1, VOCAB), -4.0)
     logits[0, 5:45] = 1.0
-    kept = set(draw_many(logits, Case(top_k=3, top_p=0.5), 4000).tolist())
+    kept = set(draw_many(logits, DrawSettings(top_k=3, top_p=0.5), 4000).tolist())
     assert kept == set(range(5, 45))
 
 
 def test_a_tiny_temperature_is_greedy_without_overflow() -> None:
     logits = random_logits(1, VOCAB, seed=13, scale=50)
-    drawn = draw_many(logits, Case(temperature=1e-300), 50)
+    drawn = draw_many(logits, DrawSettings(temperature=1e-300), 50)
     assert set(drawn.tolist()) == {logits.argmax().item()}
 
 
@@ -126,27 +115,22 @@ def test_a_nearly_tied_pair_changing_places_does_not_change_the_draw() -> None:
     logits[0, 7] = logits[0, 31] = logits.max() + 1
     other = logits.clone()
     other[0, 31] = torch.nextafter(other[0, 31], torch.tensor(math.inf))
-    first, second = draw_many(logits, Case()), draw_many(other, Case())
+    first, second = draw_many(logits, DrawSettings()), draw_many(other, DrawSettings())
     assert (first != second).sum() <= 1  # an edge may fall between two of 20,000 uniforms
 
 
 def test_filters_of_one_row_do_not_touch_another() -> None:
     logits = random_logits(1, VOCAB, seed=15).expand(len(CASES), -1).contiguous()
     uniforms = np.full(len(CASES), 0.61)
-    rows = [case.row for case in CASES]
-    together = draw(logits, DrawParams.build(rows, uniforms, logits.device)).tolist()
-    alone = [
-        draw(logits[:1], DrawParams.build([row], uniforms[:1], logits.device)).item()
-        for row in rows
-    ]
+    together = draw(logits, CASES, uniforms).tolist()
+    alone = [draw(logits[:1], [case], uniforms[:1]).item() for case in CASES]
     assert together == alone
 
 
 def test_unusable_rows_are_marked() -> None:
     logits = torch.zeros(4, VOCAB)
     logits[1], logits[2, 3], logits[3, 3] = -math.inf, math.nan, math.inf
-    params = DrawParams.build(
-        [Case(top_k=3, top_p=0.5, min_p=0.1).row] * 4, np.full(4, 0.5), logits.device
-    )
-    assert (draw(logits, params) == NO_TOKEN).tolist() == [False, True, True, True]
+    settings = [DrawSettings(top_k=3, top_p=0.5, min_p=0.1)] * 4
+    drawn = draw(logits, settings, np.full(4, 0.5))
+    assert (drawn == NO_TOKEN).tolist() == [False, True, True, True]
     assert (argmax(logits) == NO_TOKEN).tolist() == [False, True, True, True]

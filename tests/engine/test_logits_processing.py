@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.generation import logits_process as oracle
+
 from support_sampling import EOS, make_request, random_logits
-from tokenmill_engine.draw import DrawParams, draw
+from tokenmill_engine.draw import DrawSettings, draw
 from tokenmill_engine.generation_defaults import GenerationRules
 from tokenmill_engine.logits_processing import RequestAdjustments, adjust_logits
 from tokenmill_engine.request import Request
-from transformers.generation import logits_process as oracle
 
 VOCAB = 83
+NO_RULES = GenerationRules()
 
 
 def adjust(
     logits: torch.Tensor,
     *requests: Request,
-    rules: GenerationRules = GenerationRules(),
+    rules: GenerationRules = NO_RULES,
     bad_words: list[tuple[int, ...]] | None = None,
 ) -> torch.Tensor:
     return adjust_logits(
@@ -131,17 +133,17 @@ def test_untouched_logits_are_passed_through_without_a_copy() -> None:
     assert adjust(logits, make_request("a"), make_request("b", temperature=0)) is logits
 
 
-WARPERS: list[tuple[tuple[float, float, int, float], Callable[[], Any]]] = [
-    ((1.0, 0.0, 9, 1.0), lambda: oracle.TopKLogitsWarper(9)),
-    ((1.0, 0.0, 0, 0.83), lambda: oracle.TopPLogitsWarper(0.83)),
-    ((1.0, 0.07, 0, 1.0), lambda: oracle.MinPLogitsWarper(0.07)),
-    ((0.6, 0.0, 0, 1.0), lambda: oracle.TemperatureLogitsWarper(0.6)),
+WARPERS: list[tuple[DrawSettings, Callable[[], Any]]] = [
+    (DrawSettings(top_k=9), lambda: oracle.TopKLogitsWarper(9)),
+    (DrawSettings(top_p=0.83), lambda: oracle.TopPLogitsWarper(0.83)),
+    (DrawSettings(min_p=0.07), lambda: oracle.MinPLogitsWarper(0.07)),
+    (DrawSettings(temperature=0.6), lambda: oracle.TemperatureLogitsWarper(0.6)),
 ]
 
 
-@pytest.mark.parametrize(("row", "make_warper"), WARPERS)
+@pytest.mark.parametrize(("settings", "make_warper"), WARPERS)
 def test_each_filter_keeps_the_same_tokens_as_transformers(
-    row: tuple[float, float, int, float], make_warper: Callable[[], Any]
+    settings: DrawSettings, make_warper: Callable[[], Any]
 ) -> None:
     """Every token that transformers keeps is drawn for some uniform, in the same proportion."""
     logits = random_logits(8, VOCAB, seed=8)
@@ -150,6 +152,5 @@ def test_each_filter_keeps_the_same_tokens_as_transformers(
         edges = probabilities[index].cumsum(-1)
         tokens = torch.nonzero(probabilities[index] > 1e-5)[:, 0]
         middles = (edges - probabilities[index] / 2)[tokens].numpy()
-        params = DrawParams.build([row] * len(tokens), middles, logits.device)
-        drawn = draw(logits[index].expand(len(tokens), -1), params)
+        drawn = draw(logits[index].expand(len(tokens), -1), [settings] * len(tokens), middles)
         assert drawn.tolist() == tokens.tolist()

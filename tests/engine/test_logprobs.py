@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from support_sampling import make_request, make_sampler, random_logits, sample
 from tokenmill_engine.logprobs import gather_logprobs
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+
 from support_sampling import make_request
 from tokenmill_engine.token_counts import TokenCounts
 
