@@ -12,16 +12,13 @@ no TLS, no password.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +27,12 @@ from typing import Final, Self
 import redis
 from redis.exceptions import RedisError
 
+from ._child_process import die_with_parent
 from ._redis import RedisOptions, connect
 from .errors import ConfigurationError, QueueUnavailable
 
 #: The socket's path must fit into sockaddr_un, which has 108 bytes.
 _MAX_SOCKET_PATH: Final = 100
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def find_server_binary() -> Path:
@@ -184,7 +181,7 @@ class EmbeddedServer:
             # Ctrl-C in a terminal reaches the whole process group: the server must outlive the
             # program's own orderly stop.
             start_new_session=True,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
 
     def _wait_until_ready(self, timeout_s: float = 10.0) -> None:
@@ -234,21 +231,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Linux sends the child SIGTERM when the thread that started it ends.
-
-    Everything is looked up here: between fork and exec only the system call itself is safe.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the request was made
-            os._exit(1)
-
-    return ask

@@ -13,6 +13,8 @@ GROUP = "tokenmill"
 READY_CLASSES = ("r", "0", "1", "2")
 #: The public names of the priority classes and their stream.
 PRIORITIES = {"high": "0", "normal": "1", "low": "2"}
+#: In the hash of counters, the queued requests of a tenant stand under this and its name.
+TENANT_COUNTER_PREFIX = "t:"
 
 _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 
