@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import environments, machine
-from .contestant import DEFAULT_MODEL, Options, progress
+from .contestant import add_model_arguments, options_from, progress
 from .report import Outcome, table
 from .roster import ENTRIES, JOBS, Contestant, Entry, loaded, ticking
 
@@ -26,7 +26,7 @@ BUSY_WARNING_CORES = 0.15
 
 def main() -> None:
     arguments = _parse()
-    options = Options(model=str(Path(arguments.model).resolve()), dtype=arguments.dtype)
+    options = options_from(arguments)
     entries = [entry for entry in ENTRIES if _is_chosen(entry, arguments)]
     if not entries:
         raise SystemExit("no contestant has such a name and job")
@@ -55,15 +55,12 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tokenmill against its peers")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
-    parser.add_argument("--dtype", default="bfloat16")
+    add_model_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="comma-separated starts of names: tokenmill, vllm, …")
     parser.add_argument("--jobs", default=",".join(JOBS), help="comma-separated")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/")
     arguments = parser.parse_args()
-    if not arguments.model:
-        parser.error("name the model folder: --model, or TOKENMILL_BENCH_MODEL")
     arguments.jobs = [job for job in JOBS if job in arguments.jobs.split(",")]
     return arguments
 

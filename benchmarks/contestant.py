@@ -11,15 +11,18 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from .measure import Figures, Job
 
-DEFAULT_MODEL = os.environ.get("TOKENMILL_BENCH_MODEL", "")
+#: The folder that stands for the default model, for tests, CI and benchmarks.
+MODEL_VARIABLE = "TOKENMILL_TEST_MODEL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,31 @@ Start = Callable[[Options], AbstractContextManager[Mapping[str, Job]]]
 
 def main(description: str, start: Start) -> None:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
-    parser.add_argument("--dtype", default="bfloat16")
+    add_model_arguments(parser)
     parser.add_argument("--repeat", type=int, default=3, help="runs of each job; medians count")
     parser.add_argument("--jobs", help="comma-separated; default: all")
     parser.add_argument("--serve", action="store_true", help="answer jobs named on stdin")
     arguments = parser.parse_args()
-    if not arguments.model:
-        parser.error("name the model folder: --model, or TOKENMILL_BENCH_MODEL")
-    options = Options(model=arguments.model, dtype=arguments.dtype)
+    options = options_from(arguments)
     if arguments.serve:
         _serve(options, start)
         return
     chosen = arguments.jobs.split(",") if arguments.jobs else None
     _run_alone(options, start, chosen, arguments.repeat)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="Hugging Face folder; by default the default model's")
+    parser.add_argument("--dtype", default="bfloat16")
+
+
+def options_from(arguments: argparse.Namespace) -> Options:
+    """Prepares the default model where none is named, which needs Tokenmill's environment."""
+    model = arguments.model or os.environ.get(MODEL_VARIABLE)
+    if not model:
+        prepare = [sys.executable, "-m", "tokenmill_worker.model_store"]
+        model = subprocess.run(prepare, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Options(model=str(Path(model.strip()).resolve()), dtype=arguments.dtype)
 
 
 def _serve(options: Options, start: Start) -> None:

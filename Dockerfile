@@ -1,0 +1,46 @@
+# Tokenmill's worker and command line. The build arguments are explained in docs/deployment.md.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# pip reads the second one by itself: it is where builds of torch for CPU or another CUDA are.
+ARG TORCH=torch==2.13.0
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
+RUN python3 -m venv /opt/venv
+WORKDIR /src
+# From what changes least to what changes most: torch, the other requirements, our own code.
+RUN pip install "${TORCH}"
+COPY pyproject.toml deploy/requirements_of.py ./
+RUN python requirements_of.py worker > requirements.txt && pip install -r requirements.txt
+COPY README.md LICENSE ./
+COPY client client
+COPY engine engine
+COPY worker worker
+RUN pip install --no-deps .
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="Tokenmill" \
+      org.opencontainers.image.description="Message-queue driven workers for language models" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# The engine compiles its CPU kernels for the processor it finds.
+RUN command -v g++ >/dev/null || { \
+        apt-get update && apt-get install -y --no-install-recommends g++ \
+        && rm -rf /var/lib/apt/lists/*; }
+# Group 0 may write as well, so that a platform that picks its own user id still works.
+RUN useradd --uid 10001 --gid 0 --create-home tokenmill \
+    && mkdir -p /cache /models && chown 10001:0 /cache /models && chmod 0775 /cache /models
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    XDG_CACHE_HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    TOKENMILL_METRICS_HOST=0.0.0.0 \
+    TOKENMILL_METRICS_PORT=9400
+USER 10001:0
+WORKDIR /home/tokenmill
+VOLUME /cache
+EXPOSE 9400
+HEALTHCHECK --interval=5s --timeout=5s --start-period=300s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9400/healthz', timeout=4)"]
+ENTRYPOINT ["tokenmill"]
+CMD ["worker"]
