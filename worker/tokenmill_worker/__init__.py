@@ -1,0 +1,1 @@
+"""The service between the queue and the engine: leases, publishes, drains, measures."""

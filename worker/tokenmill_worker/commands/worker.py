@@ -1,0 +1,77 @@
+"""`tokenmill worker`: one flag for each option in `Settings`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from tokenmill_worker.errors import StartupError
+from tokenmill_worker.main import leave, report, run_worker
+from tokenmill_worker.model_engine import model_engine_factory
+from tokenmill_worker.settings import ENV_PREFIX, Settings, load_settings
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, field in reversed(Settings.model_fields.items()):
+        command = _option(name, field)(command)
+    return command
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A flag without a default of its own, so that environment and file can speak."""
+    flag = f"--{name.replace('_', '-')}"
+    kind = _click_type(field.annotation)
+    return click.option(
+        f"{flag}/--no-{flag[2:]}" if kind is click.BOOL else flag,
+        name,
+        type=kind,
+        default=None,
+        metavar=None if isinstance(kind, click.Choice) or kind is click.BOOL else "VALUE",
+        help=f"{field.description} [default: {_shown_default(field)}]",
+    )
+
+
+def _click_type(annotation: Any) -> click.ParamType[Any] | Any:
+    """Only what changes the form of the flag: values are checked by `Settings`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
+    if get_origin(annotation) is Literal:
+        return click.Choice(get_args(annotation))
+    return click.BOOL if annotation is bool else click.STRING
+
+
+def _shown_default(field: FieldInfo) -> str:
+    default = field.default
+    if isinstance(default, SecretStr):
+        return default.get_secret_value()
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "unset" if default is None else str(default)
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="TOML, YAML or JSON file of options."
+)
+@_options
+def worker(**flags: Any) -> None:
+    """Serve a model: take requests from the queue and stream their tokens back.
+
+    Every option is also an environment variable TOKENMILL_<OPTION> and a key of the --config file;
+    a flag wins over the environment, which wins over the file.
+    """
+    try:
+        settings = load_settings({k: v for k, v in flags.items() if v is not None})
+    except StartupError as error:
+        report(str(error))
+        leave(error.exit_code)
+    leave(run_worker(settings, model_engine_factory(settings)))
+
+
+worker.epilog = f"Example: {ENV_PREFIX}REDIS_URL=redis://redis:6379/0 tokenmill worker"

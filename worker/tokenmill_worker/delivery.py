@@ -1,0 +1,170 @@
+"""One leased request: its events, what is not yet written, and how it is to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenmill.protocol import ErrorCode, FinishReason, Usage
+from tokenmill.replies import Lease
+from tokenmill_engine.outputs import RequestOutput
+
+#: Tokens carried by one event at most; with logprobs fewer, because each brings up to 21 texts.
+EVENT_TOKENS = 256
+EVENT_TOKENS_WITH_LOGPROBS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The end event to be written once all other events are stored."""
+
+    status: Literal["done", "failed"]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    text: str = ""  # held back by the detokenizer, with no token to travel with
+    code: ErrorCode | None = None
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class Times:
+    """On the monotonic clock, in seconds."""
+
+    leased_s: float = field(default_factory=time.monotonic)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """The state of one attempt. Belongs to the event loop; no other thread touches it."""
+
+    lease: Lease
+    times: Times = field(default_factory=Times)
+    #: The JSON of every event so far, that of number e at index e - 1. Kept until the end, because
+    #: Redis may lose the end of a log (failover) and then asks for it again.
+    events: list[str] = field(default_factory=list)
+    acked: int = 0  # events known to be in the log
+    num_tokens: int = 0  # tokens in `events`
+    pending: list[RequestOutput] = field(default_factory=list)  # not yet made into events
+    ending: Ending | None = None
+    finishing: bool = False  # the end event is on its way
+    usage: Usage = field(default_factory=Usage)
+    max_tokens: int = 0
+    num_preemptions: int = 0
+    meta: dict[str, Any] | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def attempt_id(self) -> str:
+        """The request's name inside the engine: two attempts of one request never mix."""
+        return f"{self.lease.request_id}/{self.lease.fence}"
+
+    @property
+    def next_seq(self) -> int:
+        return len(self.events) + 1
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether everything that was generated is in the log."""
+        return not self.pending and self.acked == len(self.events)
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether this attempt stored more than its start event: then a crash is not its fault."""
+        return self.acked > self.lease.num_events + 1
+
+    def restore(self, events: list[str], num_tokens: int) -> None:
+        """Take over the log of earlier attempts."""
+        self.events = events
+        self.acked = len(events)
+        self.num_tokens = num_tokens
+
+    def add_event(self, **event: object) -> None:
+        """Append an event; fields that are None are left out."""
+        numbered = {"e": self.next_seq, **event, "a": self.lease.fence}
+        self.events.append(_dump(numbered))
+
+    def start(self, worker_id: str) -> None:
+        self.add_event(ev="start", i=self.num_tokens, w=worker_id)
+
+    def rewind_to(self, num_events: int) -> None:
+        """The log holds fewer events than were acknowledged: the rest is to be sent again."""
+        self.acked = min(num_events, len(self.events))
+
+    def take_pending(self) -> Iterator[list[RequestOutput]]:
+        """Everything pending, in runs that fit one event each."""
+        outputs, self.pending = self.pending, []
+        run: list[RequestOutput] = []
+        size = 0
+        for output in outputs:
+            limit = EVENT_TOKENS_WITH_LOGPROBS if output.logprobs else EVENT_TOKENS
+            if run and size + len(output.new_token_ids) > limit:
+                yield run
+                run, size = [], 0
+            run.append(output)
+            size += len(output.new_token_ids)
+        if run:
+            yield run
+
+    def end_event(self, ending: Ending) -> str:
+        """The JSON of the end event, to be stored under `next_seq`."""
+        return _dump({
+            "e": self.next_seq,
+            "ev": "end",
+            "st": ending.status,
+            "fin": ending.finish_reason,
+            "sr": ending.stop_reason,
+            "n": self.num_tokens,
+            "t": ending.text or None,
+            "usage": self.usage.model_dump() if ending.status == "done" else None,
+            "code": ending.code,
+            "msg": ending.message,
+            "meta": self.meta,
+            "a": self.lease.fence,
+        })  # fmt: skip
+
+
+class Deliveries:
+    """The requests that this worker holds, by attempt id."""
+
+    def __init__(self) -> None:
+        self._by_attempt: dict[str, Delivery] = {}
+        self.changed = asyncio.Event()  # set whenever one comes or goes
+        self.unwritten = asyncio.Event()  # set whenever one may have something to write
+
+    def __len__(self) -> int:
+        return len(self._by_attempt)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(list(self._by_attempt.values()))
+
+    def __contains__(self, delivery: Delivery) -> bool:
+        return self._by_attempt.get(delivery.attempt_id) is delivery
+
+    def get(self, attempt_id: str) -> Delivery | None:
+        return self._by_attempt.get(attempt_id)
+
+    def add(self, delivery: Delivery) -> None:
+        self._by_attempt[delivery.attempt_id] = delivery
+        self.changed.set()
+
+    def remove(self, delivery: Delivery) -> None:
+        if delivery.expiry is not None:
+            delivery.expiry.cancel()
+        del self._by_attempt[delivery.attempt_id]
+        self.changed.set()
+
+
+def _dump(event: dict[str, object]) -> str:
+    """Compact JSON without empty fields; text travels as UTF-8, not as escapes."""
+    return json.dumps(
+        {name: value for name, value in event.items() if value is not None},
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )

@@ -1,0 +1,73 @@
+"""`/metrics`, `/healthz` and `/readyz`, on a thread: they answer while the loop is busy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from .errors import SettingsError
+
+#: A body and its content type.
+Reply = tuple[HTTPStatus, bytes, str]
+Route = Callable[[], Reply]
+
+
+def json_reply(ok: bool, facts: dict[str, object]) -> Reply:
+    status = HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return status, json.dumps(facts).encode(), "application/json"
+
+
+class Endpoints:
+    """An HTTP server for GET on the given routes. Its port is known once it is made.
+
+    Raises:
+        SettingsError: the address cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int, routes: dict[str, Route]) -> None:
+        handler = type("Handler", (_Handler,), {"routes": routes})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise SettingsError(
+                f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); "
+                "choose another, or 0 for a free one"
+            ) from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="endpoints", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: dict[str, Route]
+    timeout = 10  # seconds for a client to send its request
+
+    def do_GET(self) -> None:
+        route = self.routes.get(self.path.partition("?")[0])
+        if route is None:
+            status, body, content_type = HTTPStatus.NOT_FOUND, b"not found\n", "text/plain"
+        else:
+            status, body, content_type = route()
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a log line."""

@@ -1,0 +1,47 @@
+"""Whether the worker works, for the probes and for its card."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+State = Literal["loading", "ready", "draining"]
+
+
+@dataclass(slots=True)
+class Health:
+    """Written by the event loop, read by other threads. Times are monotonic, in seconds."""
+
+    stale_after_s: float  # without a sign of life for so long, a loop counts as stuck
+    state: State = "loading"
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_full: bool = False  # the consumer waits for capacity, so it has no reason to fetch
+    last_fetch_s: float = field(default_factory=time.monotonic)
+    last_heartbeat_s: float = field(default_factory=time.monotonic)
+
+    def enter(self, state: State) -> None:
+        self.state = state
+        self.changed.set()
+
+    def fetched(self) -> None:
+        self.last_fetch_s = time.monotonic()
+
+    def beaten(self) -> None:
+        self.last_heartbeat_s = time.monotonic()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready" and not self.stuck_loops
+
+    @property
+    def stuck_loops(self) -> list[str]:
+        """Loops that have not had an answer from Redis for too long."""
+        now_s = time.monotonic()
+        stuck = []
+        if not self.is_full and now_s - self.last_fetch_s > self.stale_after_s:
+            stuck.append("fetch")
+        if now_s - self.last_heartbeat_s > self.stale_after_s:
+            stuck.append("heartbeat")
+        return stuck

@@ -1,0 +1,88 @@
+"""From a lease to the engine: read what was published before, validate, tokenize, submit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from redis.asyncio import Redis
+
+from tokenmill import limits
+from tokenmill.keys import Keyspace
+
+from .conversion import EngineRequest, Published, failure, to_engine_request
+from .delivery import Deliveries, Delivery
+from .dispatcher import Dispatcher
+from .engine_port import Engine
+from .engine_thread import EngineThread
+from .resume import fold_log
+from .retrying import Retrier
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is and what it serves."""
+
+    worker_id: str
+    model_names: Sequence[str]  # names that a request's `model` may have
+    fingerprint: str  # of the model: tells whether a resumed request began with the same
+    resume_any_model: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    redis: Redis
+    keys: Keyspace
+    deliveries: Deliveries
+    dispatcher: Dispatcher
+    engine: Engine
+    engine_thread: EngineThread
+    retrier: Retrier
+    identity: Identity
+
+    async def admit(self, delivery: Delivery) -> None:
+        """Bring a held delivery into the engine, or let it end with an error of its own."""
+        events = await self._read_log(delivery) if delivery.lease.num_events else []
+        request: EngineRequest | None = None
+        try:
+            published = fold_log(events)
+            delivery.restore(events, len(published.token_ids))
+            if self._model_changed(delivery):
+                ending = failure("model_changed", "the model differs from the first one")
+                self.dispatcher.end(delivery, ending)
+            else:
+                # Tokenizing a long prompt takes long enough to delay the heartbeat.
+                request = await asyncio.to_thread(self._convert, delivery, published)
+        except Exception as error:  # noqa: BLE001 - whatever one request does ends only that one
+            delivery.restore(events, delivery.num_tokens)
+            self.dispatcher.refuse(delivery, error)
+        # It may have been cancelled, have expired or been handed over meanwhile.
+        if request is not None and delivery in self.deliveries:
+            delivery.meta = request.meta
+            delivery.max_tokens = request.params.max_tokens
+            delivery.start(self.identity.worker_id)
+            self.engine_thread.submit(request)
+            self.deliveries.unwritten.set()
+
+    def _convert(self, delivery: Delivery, published: Published) -> EngineRequest:
+        return to_engine_request(delivery, published, self.engine, self.identity.model_names)
+
+    def _model_changed(self, delivery: Delivery) -> bool:
+        first = delivery.lease.fingerprint
+        changed = bool(first) and first != self.identity.fingerprint
+        return changed and delivery.acked > 0 and not self.identity.resume_any_model
+
+    async def _read_log(self, delivery: Delivery) -> list[str]:
+        """The JSON of every event in the log, in order."""
+        key = self.keys.log(delivery.lease.request_id)
+        events: list[str] = []
+        while True:
+            after = f"({len(events)}-0"
+            read = partial(self.redis.xrange, key, min=after, count=limits.REPLAY_PAGE)
+            page: Any = await self.retrier.until_answered("log", read)
+            events += [fields.get("d", "") for _, fields in page]
+            if len(page) < limits.REPLAY_PAGE:
+                return events

@@ -1,0 +1,44 @@
+"""Running a worker as a process: logging, exit codes, one line for what keeps it from starting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+
+from .engine_port import EngineFactory
+from .errors import StartupError, WorkerError, describe
+from .logs import set_up_logging
+from .settings import Settings
+from .worker import Worker
+
+
+def run_worker(settings: Settings, engine_factory: EngineFactory) -> int:
+    """Serve until a signal; returns the exit code. Reports failures to start on stderr."""
+    worker = Worker(settings, engine_factory)
+    set_up_logging(settings.log_level, settings.log_format, worker.id)
+    try:
+        return asyncio.run(worker.run())
+    except StartupError as error:
+        report(str(error))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the text of an unforeseen error may quote a prompt
+        report(f"unexpected {describe(error)}")
+        return WorkerError.exit_code
+
+
+def report(message: str) -> None:
+    """One line for the operator."""
+    sys.stderr.write(f"tokenmill worker: {' '.join(message.split())}\n")
+
+
+def leave(code: int) -> None:
+    """End the process, even while the engine's thread is inside a call that cannot be stopped."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.name == "engine" for thread in threading.enumerate()):
+        os._exit(code)
+    sys.exit(code)

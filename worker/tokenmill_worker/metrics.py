@@ -1,0 +1,201 @@
+"""What a worker measures. `vllm:*` has vLLM's names, labels and buckets: its dashboards work.
+
+Every series exists from the start with the value 0: a rate over a series that appears with its
+first event misses that event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from tokenmill_engine.outputs import EngineStats
+
+LABELS = ("model_name", "engine")
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+LEASE_LOSSES = ("taken", "deadline")
+RETRIED_CALLS = (
+    "fetch", "admit", "lease", "log", "append", "finish", "release", "heartbeat", "tick",
+)  # fmt: skip
+TICK_COUNTS = ("promoted", "expired", "redelivered", "requeued", "dead", "recovered")
+
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
+    80, 160, 640, 2560,
+)  # fmt: skip
+TOKEN_LATENCY_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+PHASE_BUCKETS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+def one_two_five(maximum: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 … up to `maximum`, as vLLM's buckets for token counts."""
+    series = (mantissa * 10**exponent for exponent in range(12) for mantissa in (1, 2, 5))
+    return tuple(value for value in series if value <= maximum)
+
+
+class Metrics:
+    """The metrics of one worker, in a registry of their own.
+
+    Counters that the engine keeps itself (`*_total` of `EngineStats`) are advanced by their
+    difference at every step.
+    """
+
+    def __init__(self, model_name: str, max_model_len: int) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._last = EngineStats()
+        self._make_gauges()
+        self._make_counters()
+        self._make_histograms(one_two_five(max_model_len))
+        self._make_own()
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition and its content type.
+
+        Always text 0.0.4: in OpenMetrics the client library turns `vllm:x` into `vllm_x` for every
+        scraper before Prometheus 3.
+        """
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def on_step(self, stats: EngineStats) -> None:
+        self.num_requests_running.set(stats.num_running)
+        self.num_requests_waiting.set(stats.num_waiting)
+        self.kv_cache_usage.set(stats.kv_cache_usage)
+        if stats.steps_total > self._last.steps_total:
+            self.iteration_tokens.observe(stats.num_batched_tokens)
+        for name, counter in self._engine_counters.items():
+            counter.inc(max(getattr(stats, name) - getattr(self._last, name), 0))
+        self._last = stats
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, LABELS, registry=self.registry).labels(**self._labels)
+
+    def _counters(
+        self, name: str, text: str, label: str, values: Sequence[str]
+    ) -> dict[str, Counter]:
+        family = Counter(name, text, (*LABELS, label), registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(name, text, LABELS, registry=self.registry, buckets=tuple(buckets))
+        return family.labels(**self._labels)
+
+    def _make_gauges(self) -> None:
+        self.num_requests_running = self._gauge(
+            "vllm:num_requests_running", "Requests in the running batch."
+        )
+        self.num_requests_waiting = self._gauge(
+            "vllm:num_requests_waiting", "Requests that wait inside the engine."
+        )
+        self.kv_cache_usage = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
+        )
+
+    def _make_counters(self) -> None:
+        self._engine_counters = {
+            "preemptions_total": self._counter("vllm:num_preemptions", "Preempted requests."),
+            "prompt_tokens_total": self._counter("vllm:prompt_tokens", "Computed prompt tokens."),
+            "generation_tokens_total": self._counter("vllm:generation_tokens", "Generated tokens."),
+            "prefix_cache_queries_total": self._counter(
+                "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+            ),
+            "prefix_cache_hits_total": self._counter(
+                "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
+            ),
+            "recomputed_tokens_total": self._counter(
+                "tokenmill_recomputed_tokens", "Tokens computed again after a preemption."
+            ),
+            "steps_total": self._counter("tokenmill_engine_steps", "Steps of the engine."),
+        }
+        self.request_success = self._counters(
+            "vllm:request_success", "Ended requests.", "finished_reason", FINISHED_REASONS
+        )
+
+    def _make_histograms(self, tokens: Sequence[int]) -> None:
+        make = self._histogram
+        self.time_to_first_token = make(
+            "vllm:time_to_first_token_seconds", "From enqueue to the first token.", TTFT_BUCKETS
+        )
+        self.inter_token_latency = make(
+            "vllm:inter_token_latency_seconds", "Between two tokens.", TOKEN_LATENCY_BUCKETS
+        )
+        self.time_per_output_token = make(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between two tokens of a request.",
+            TOKEN_LATENCY_BUCKETS,
+        )
+        self.e2e_latency = make(
+            "vllm:e2e_request_latency_seconds", "From enqueue to the end.", PHASE_BUCKETS
+        )
+        self.queue_time = make(
+            "vllm:request_queue_time_seconds", "From enqueue to the lease.", PHASE_BUCKETS
+        )
+        self.inference_time = make(
+            "vllm:request_inference_time_seconds", "From the lease to the end.", PHASE_BUCKETS
+        )
+        self.prefill_time = make(
+            "vllm:request_prefill_time_seconds", "From the lease to the first token.", PHASE_BUCKETS
+        )
+        self.decode_time = make(
+            "vllm:request_decode_time_seconds", "From the first token to the end.", PHASE_BUCKETS
+        )
+        self.prompt_tokens = make("vllm:request_prompt_tokens", "Tokens of the prompt.", tokens)
+        self.generation_tokens = make(
+            "vllm:request_generation_tokens", "Tokens of the answer.", tokens
+        )
+        self.max_tokens = make("vllm:request_params_max_tokens", "max_tokens asked for.", tokens)
+        self.num_preemptions = make(
+            "vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS
+        )
+        self.iteration_tokens = make(
+            "vllm:iteration_tokens_total", "Tokens computed in one step.", ITERATION_BUCKETS
+        )
+
+    def _make_own(self) -> None:
+        self.leases = self._counter("tokenmill_leases", "Leases taken.")
+        self.leases_resumed = self._counter(
+            "tokenmill_leases_resumed", "Leases of requests that another attempt had begun."
+        )
+        self.leases_lost = self._counters(
+            "tokenmill_leases_lost",
+            "Requests dropped unfinished: cancelled or taken over, or past their deadline.",
+            "reason",
+            LEASE_LOSSES,
+        )
+        self.released = self._counter("tokenmill_requests_released", "Requests given back.")
+        self.entries_dropped = self._counter(
+            "tokenmill_entries_dropped", "Ready entries that led to no lease."
+        )
+        self.log_repairs = self._counter(
+            "tokenmill_log_repairs", "Times that Redis had lost events, which were sent again."
+        )
+        self.events_repeated = self._counter(
+            "tokenmill_events_repeated", "Events that were stored already when they were sent."
+        )
+        self.maintenance = self._counters(
+            "tokenmill_maintenance", "What this worker's maintenance did.", "action", TICK_COUNTS
+        )
+        self.call_retries = self._counters(
+            "tokenmill_redis_retries",
+            "Failed Redis calls that are tried again.",
+            "call",
+            RETRIED_CALLS,
+        )
+        self.append_seconds = self._histogram(
+            "tokenmill_append_seconds", "Round trip of a write of events.", CALL_BUCKETS
+        )
+        self.queued = self._gauge("tokenmill_queue_queued", "Requests that wait in the queue.")
+        self.leased = self._gauge("tokenmill_queue_leased", "Requests held by workers.")

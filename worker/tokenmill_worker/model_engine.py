@@ -1,0 +1,25 @@
+"""The real engine, built on the engine thread from a worker's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .engine_port import Engine, EngineFactory
+from .model_store import prepare_model
+from .settings import Settings
+
+
+def model_engine_factory(settings: Settings) -> EngineFactory:
+    """A factory for the engine that `settings` describe; it raises what loading raises."""
+
+    def build(on_phase: Callable[[str], None]) -> Engine:
+        on_phase("importing torch")
+        # Here, not above: a wrong option must be reported without waiting for torch.
+        from tokenmill_engine.llm_engine import LLMEngine
+
+        folder = prepare_model(settings.model, on_phase)
+        config = replace(settings.engine_config(), model=str(folder))
+        return LLMEngine.load(config, on_phase)
+
+    return build
