@@ -1,5 +1,76 @@
 """Tokenmill's client: enqueue generation requests on Redis and stream every token back."""
 
+from ._async_client import AsyncClient
+from ._async_stream import AsyncTokenStream
+from ._client import Client
+from ._status import Handle, Status
+from ._stream import TokenStream
 from ._version import __version__
+from .errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ProtocolError,
+    QueueFull,
+    QueueUnavailable,
+    RequestCancelled,
+    RequestConflict,
+    RequestDead,
+    RequestFailed,
+    RequestTooLarge,
+    ResultTimeout,
+    StreamDiverged,
+    TokenmillError,
+    UnknownRequest,
+    UnsupportedParameter,
+)
+from .protocol import (
+    Completion,
+    EndEvent,
+    Event,
+    Message,
+    RewindEvent,
+    SamplingParams,
+    StartEvent,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
 
-__all__ = ["__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncTokenStream",
+    "AuthenticationFailed",
+    "Client",
+    "Completion",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "EndEvent",
+    "Event",
+    "Handle",
+    "InvalidRequest",
+    "Message",
+    "ProtocolError",
+    "QueueFull",
+    "QueueUnavailable",
+    "RequestCancelled",
+    "RequestConflict",
+    "RequestDead",
+    "RequestFailed",
+    "RequestTooLarge",
+    "ResultTimeout",
+    "RewindEvent",
+    "SamplingParams",
+    "StartEvent",
+    "Status",
+    "StreamDiverged",
+    "TokenEvent",
+    "TokenLogprob",
+    "TokenStream",
+    "TokenmillError",
+    "UnknownRequest",
+    "UnsupportedParameter",
+    "Usage",
+    "__version__",
+]

@@ -81,7 +81,7 @@ class StreamState:
 
     `after` is the number of the last event that the caller saw in an earlier life. The log is read
     from its start all the same, silently up to there: so the completion is whole, and what follows
-    can be checked. `created_ms` is what enqueueing returned, if this caller enqueued.
+    can be checked.
     """
 
     def __init__(
@@ -89,7 +89,6 @@ class StreamState:
         request_id: str,
         after: int = 0,
         *,
-        created_ms: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request_id = request_id
@@ -100,7 +99,7 @@ class StreamState:
         self._last = 0  # number of the last event read, and its JSON
         self._last_payload: str | bytes = ""
         self._skip_through = after
-        self._created_ms = created_ms
+        self._created_ms: int | None = None
         self._must_read = False
         self._polling = False
         self._suspicions = 0
@@ -129,6 +128,10 @@ class StreamState:
     def catch_up(self) -> None:
         """Messages may be missing (a new subscription, an overflow): read the log next."""
         self._must_read = True
+
+    def enqueued(self, created_ms: int) -> None:
+        """The queue took the request; a record with another birth is another request."""
+        self._created_ms = created_ms
 
     def recreated(self, created_ms: int | None) -> list[Event]:
         """The request was enqueued anew under its id: read its log from the start."""

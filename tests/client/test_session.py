@@ -73,7 +73,8 @@ class Driver:
         self.page = page
         self.inbox: list[str] = []
         self.out: list[Event] = []
-        self.state = StreamState("r", after, created_ms=1, clock=lambda: self.now)
+        self.state = StreamState("r", after, clock=lambda: self.now)
+        self.state.enqueued(1)
 
     def step(self) -> None:
         match self.state.next_action():
@@ -308,7 +309,7 @@ def test_a_log_that_contradicts_itself_is_an_error_after_few_reads(log: list[str
 
 
 def test_an_end_named_by_the_record_and_missing_in_the_log_is_an_error() -> None:
-    state = StreamState("r", created_ms=1)
+    state = StreamState("r")
     for _ in range(MAX_SUSPICIONS):
         state.on_read(RecordHead(1, 7), [start(1)], Read(0))
     with pytest.raises(ProtocolError):

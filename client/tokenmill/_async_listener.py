@@ -1,0 +1,90 @@
+"""One Pub/Sub connection and one task for all streams of an `AsyncClient`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ._mailbox import AsyncMailbox
+from ._redis_errors import REDIS_ERRORS
+from ._subscribers import READ_TIMEOUT_S, Outage, Pulse, Subscribers
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncListener:
+    """Brings messages to mailboxes; starts with the first subscription.
+
+    After any error it makes a new connection and subscribes anew, and each confirmation tells the
+    mailboxes that messages may be missing. While Redis is away, streams live on reading the log.
+    """
+
+    def __init__(self, redis: Redis, anchor: str) -> None:
+        self._redis = redis
+        self._anchor = anchor  # never published to: keeps the connection in subscriber mode
+        self._subscribers = Subscribers()
+        self._pubsub: Any = None  # redis-py's PubSub is untyped
+        self._outage = Outage()
+        self._task: asyncio.Task[None] | None = None
+
+    async def subscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
+        is_new = self._subscribers.add(channel, mailbox)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="tokenmill-listener")
+        elif is_new and self._pubsub is not None:
+            with contextlib.suppress(*REDIS_ERRORS):  # the reader notices, and subscribes anew
+                await self._pubsub.subscribe(channel)
+
+    async def unsubscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
+        if self._subscribers.remove(channel, mailbox) and self._pubsub is not None:
+            with contextlib.suppress(*REDIS_ERRORS):
+                await self._pubsub.unsubscribe(channel)
+
+    async def aclose(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._subscribers.wake()  # whoever still reads finds the client closed
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except REDIS_ERRORS as error:
+                self._subscribers.lost()
+                if not self._outage.is_on:
+                    logger.warning("no live messages for now (%s)", type(error).__name__)
+            await asyncio.sleep(self._outage.next_pause_s())
+
+    async def _listen(self) -> None:
+        """Read until an error."""
+        pubsub: Any = self._redis.pubsub()
+        try:
+            channels = self._subscribers.channels()
+            await pubsub.subscribe(self._anchor, *channels)
+            self._pubsub = pubsub
+            missing = set(self._subscribers.channels()) - set(channels)
+            if missing:
+                await pubsub.subscribe(*missing)
+            await self._read(pubsub)
+        finally:
+            self._pubsub = None
+            with contextlib.suppress(*REDIS_ERRORS):
+                await pubsub.aclose()
+
+    async def _read(self, pubsub: Any) -> None:
+        pulse = Pulse()
+        while True:
+            message = await pubsub.get_message(timeout=READ_TIMEOUT_S)
+            if message is not None:
+                pulse.heard()
+                self._outage.is_over()
+                self._subscribers.dispatch(message)
+            elif pulse.must_ping():
+                await pubsub.ping()

@@ -1,0 +1,137 @@
+"""A request's answer as it comes, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ._mailbox import AsyncMailbox
+from ._session import Read, Wait
+from ._stream_base import StreamBase, StreamPlan
+from .errors import UnknownRequest
+from .protocol import Completion, Event
+
+if TYPE_CHECKING:
+    from ._async_client import AsyncClient
+
+
+class AsyncTokenStream(StreamBase):
+    """Iterate it for text deltas, or `events()` for everything; `completion()` is the whole.
+
+    In an `async with` block, leaving early cancels a request that this stream submitted; a stream
+    from `attach` only stops listening. Without a block the iteration itself is the block. For one
+    consumer.
+    """
+
+    def __init__(self, client: AsyncClient, plan: StreamPlan) -> None:
+        super().__init__(plan)
+        self._client = client
+        self._mailbox: AsyncMailbox | None = None
+
+    async def __aenter__(self) -> Self:
+        self._managed = True
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._managed = False
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._texts()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event, each once and in order, with rewinds. Does not raise `RequestFailed`."""
+        await self._open()
+        try:
+            while True:
+                while self._pending:
+                    yield self._pending.popleft()
+                action = self._state.next_action()
+                if action is None:
+                    break
+                self._pending.extend(await self._perform(action))
+        finally:
+            if self.finished or not self._managed:
+                await self.aclose()
+
+    async def completion(self) -> Completion:
+        """Wait for the end, and return everything that was generated.
+
+        Raises:
+            RequestFailed: it ended otherwise than done; carries what there is.
+            ResultTimeout: a time limit was given and is over.
+        """
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        return self._outcome()
+
+    async def cancel(self) -> bool:
+        """End the request. True if this call did it; the end event follows."""
+        return await self._client.cancel(self.id)
+
+    async def aclose(self) -> None:
+        """Stop listening; cancel the request if this stream submitted it and it did not end."""
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            await self._client._listener.unsubscribe(self._channel, mailbox)
+        if self._must_cancel and not self._client.closed:
+            self._owned = False
+            await self._client._give_up(self.id)
+
+    @property
+    def _channel(self) -> str:
+        return self._client.keys.channel(self.id)
+
+    async def _texts(self) -> AsyncGenerator[str, None]:
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                text = self._text(event)
+                if text:
+                    yield text
+        self._outcome()
+
+    async def _open(self) -> None:
+        if self._mailbox is not None or self.finished:
+            return
+        self._client._check_usable()
+        self._start_clock()
+        self._mailbox = AsyncMailbox()
+        # First listen, then enqueue: what comes before the confirmation is in the log.
+        await self._client._listener.subscribe(self._channel, self._mailbox)
+        submission = self._plan.submission
+        if submission is not None and not self._enqueued:
+            try:
+                reply = await self._client._enqueue(submission)
+            except BaseException as error:
+                # Interrupted halfway, the request may be in the queue.
+                self._owned = submission.is_private and not isinstance(error, Exception)
+                await self.aclose()
+                raise
+            self._accepted(reply, is_private=submission.is_private)
+
+    async def _perform(self, action: Read | Wait) -> list[Event]:
+        assert self._mailbox is not None
+        if isinstance(action, Wait):
+            payloads, missed = await self._mailbox.take(self._patience_s(action.seconds))
+            if missed:
+                self._state.catch_up()
+            return self._state.on_messages(payloads)
+        await self._mailbox.take(0)
+        head, payloads = await self._client._read(self.id, action)
+        try:
+            return self._state.on_read(head, payloads, action)
+        except UnknownRequest:
+            submission = self._plan.submission
+            if submission is None or not self._client.resubmits:
+                raise
+        reply = await self._client._enqueue(submission)
+        return self._state.recreated(reply.created_ms)

@@ -1,0 +1,151 @@
+"""What `Client` and `AsyncClient` have in common: options, requests, replies. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ._redis import RedisOptions, redis_url
+from ._redis_errors import RetryPolicy
+from ._requests import Prompt, RequestOptions, Submission, build, check_tenant
+from ._session import Read, RecordHead
+from ._status import Handle
+from ._validation import check_number
+from .calls import QueueCalls, QueuePolicy
+from .errors import ConfigurationError, InvalidRequest, QueueFull, RequestConflict, RequestTooLarge
+from .keys import Keyspace
+from .replies import EnqueueReply, EnqueueStatus
+from .scripts import ScriptCall
+
+#: A server that never answered is not waited for: the address is wrong more often than not.
+FIRST_CONTACT_S: Final = 1.0
+#: After the deadline a worker has this long to say so, before the client stops waiting.
+GRACE_S: Final = 10.0
+#: The record fields of a stream's `RecordHead`.
+HEAD_FIELDS: Final = ("created", "end_seq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """See `Client`; checked on construction."""
+
+    url: str | None
+    namespace: str
+    pool: str
+    tenant: str
+    timeout_s: float
+    connect_timeout_s: float
+    retry_for_s: float
+    resubmit: bool
+    policy: QueuePolicy | None
+
+
+class BaseClient:
+    """State and pure functions; the subclasses differ only in how they wait."""
+
+    def __init__(self, options: ClientOptions, given: Any) -> None:
+        check_tenant(options.tenant)
+        for name in ("timeout_s", "connect_timeout_s"):
+            check_number(name, getattr(options, name), low=0, high=3600)
+        if given is not None and not given.get_encoder().decode_responses:
+            raise ConfigurationError("redis: build the client with decode_responses=True")
+        self._options = options
+        self._url = "the given client" if given is not None else redis_url(options.url)
+        self._keys = Keyspace(options.namespace, options.pool)
+        self._calls = QueueCalls(self._keys, options.policy)
+        if self._calls.policy.publish != "PUBLISH":
+            raise ConfigurationError("policy.publish: the client supports PUBLISH only")
+        self._owns_redis = given is None
+        self._reached = False  # Redis has answered at least once
+        self._closed = False
+
+    @property
+    def keys(self) -> Keyspace:
+        """The names of this client's pool in Redis."""
+        return self._keys
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def resubmits(self) -> bool:
+        """Whether a stream enqueues its request again when Redis has lost it."""
+        return self._options.resubmit
+
+    def _redis_options(self) -> RedisOptions:
+        return RedisOptions(
+            socket_timeout_s=self._options.timeout_s,
+            connect_timeout_s=self._options.connect_timeout_s,
+            client_name="tokenmill-client",
+        )
+
+    def _retry_policy(self) -> RetryPolicy:
+        timeout_s = self._options.retry_for_s
+        return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
+
+    def _build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
+        defaults = RequestOptions(
+            tenant=self._options.tenant, deadline_s=self._calls.policy.deadline_ms / 1000
+        )
+        return build(prompt, params, defaults)
+
+    def _enqueue_call(self, submission: Submission) -> ScriptCall[EnqueueReply]:
+        return self._calls.enqueue(
+            submission.request_id,
+            body=submission.body,
+            tenant=submission.tenant,
+            priority_class=submission.priority_class,
+            deadline_ms=max(1, round(submission.deadline_s * 1000)),
+        )
+
+
+def require_prompt(prompt: Prompt) -> None:
+    """Raises `InvalidRequest` for the messages of a chat."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    if is_list and prompt and isinstance(prompt[0], Mapping):
+        raise InvalidRequest("prompt", "these are chat messages; use chat() or stream()")
+
+
+def require_messages(messages: object) -> None:
+    """Raises `InvalidRequest` for anything but a list of messages."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages", "must be a list of messages; use generate() for text")
+    if not messages or isinstance(messages[0], int):
+        raise InvalidRequest("messages", "must be a list of at least one message")
+
+
+def accepted(submission: Submission, reply: EnqueueReply) -> Handle:
+    """The handle, or the exception for a refusal."""
+    match reply.status:
+        case EnqueueStatus.OK:
+            return Handle(submission.request_id)
+        case EnqueueStatus.DUP:
+            return Handle(submission.request_id, is_new=False)
+        case EnqueueStatus.CONFLICT:
+            raise RequestConflict(
+                f"request {submission.request_id}: the id is taken by a request with another "
+                "content; use a new id"
+            )
+        case EnqueueStatus.TOO_LARGE:
+            raise RequestTooLarge("prompt", "the encoded request is over the queue's limit")
+        case EnqueueStatus.FULL:
+            what = "Redis is short of memory" if reply.reason == "memory" else "the queue is full"
+            raise QueueFull(f"{what} ({reply.queued} requests wait)", retry_after_s=2.0)
+        case EnqueueStatus.TENANT_FULL:
+            raise QueueFull(
+                f"tenant {submission.tenant} has {reply.queued} requests waiting, its full share",
+                code="tenant_full",
+            )
+
+
+def parse_read(reply: Sequence[Any]) -> tuple[RecordHead | None, list[str]]:
+    """From the replies to HMGET of `HEAD_FIELDS` and XRANGE of the log."""
+    head, entries = reply
+    return RecordHead.parse(*head), [fields.get("d", "") for _, fields in entries]
+
+
+def log_range(action: Read) -> str:
+    """The start of the XRANGE that `action` asks for."""
+    return f"({action.after}-0" if action.after else "-"

@@ -1,0 +1,110 @@
+"""One Pub/Sub connection and one thread for all streams of a `Client`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ._mailbox import Mailbox
+from ._redis_errors import REDIS_ERRORS
+from ._subscribers import READ_TIMEOUT_S, Outage, Pulse, Subscribers
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+logger = logging.getLogger(__name__)
+
+
+class Listener:
+    """Brings messages to mailboxes; starts with the first subscription. Thread-safe.
+
+    After any error it makes a new connection and subscribes anew, and each confirmation tells the
+    mailboxes that messages may be missing. While Redis is away, streams live on reading the log.
+    """
+
+    def __init__(self, redis: Redis, anchor: str) -> None:
+        self._redis = redis
+        self._anchor = anchor  # never published to: keeps the connection in subscriber mode
+        self._lock = threading.Lock()
+        self._subscribers = Subscribers()
+        self._pubsub: Any = None  # redis-py's PubSub is untyped; only the thread reads from it
+        self._outage = Outage()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def subscribe(self, channel: str, mailbox: Mailbox) -> None:
+        with self._lock:
+            is_new = self._subscribers.add(channel, mailbox)
+            if self._thread is None:
+                # A daemon: a program that forgets close() must still be able to end.
+                self._thread = threading.Thread(
+                    target=self._run, name="tokenmill-listener", daemon=True
+                )
+                self._thread.start()
+            elif is_new and self._pubsub is not None:
+                with contextlib.suppress(*REDIS_ERRORS):  # the reader notices, and subscribes anew
+                    self._pubsub.subscribe(channel)
+
+    def unsubscribe(self, channel: str, mailbox: Mailbox) -> None:
+        with self._lock:
+            if self._subscribers.remove(channel, mailbox) and self._pubsub is not None:
+                with contextlib.suppress(*REDIS_ERRORS):
+                    self._pubsub.unsubscribe(channel)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the thread, waiting at most `timeout_s` for one that hangs in the network."""
+        self._closing.set()
+        with self._lock:
+            if self._pubsub is not None:
+                with contextlib.suppress(*REDIS_ERRORS):
+                    self._pubsub.ping()  # its answer wakes the reader
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._lock:
+            self._subscribers.wake()  # whoever still reads finds the client closed
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._listen()
+            except REDIS_ERRORS as error:
+                with self._lock:
+                    self._subscribers.lost()
+                if not self._outage.is_on:
+                    logger.warning("no live messages for now (%s)", type(error).__name__)
+            self._closing.wait(self._outage.next_pause_s())
+
+    def _listen(self) -> None:
+        """Read until an error, or until closed."""
+        redis: Any = self._redis  # its pubsub() is untyped
+        pubsub = redis.pubsub()
+        try:
+            with self._lock:
+                channels = self._subscribers.channels()
+            pubsub.subscribe(self._anchor, *channels)  # connects: may take a while
+            with self._lock:
+                missing = set(self._subscribers.channels()) - set(channels)
+                if missing:
+                    pubsub.subscribe(*missing)
+                self._pubsub = pubsub
+            self._read(pubsub)
+        finally:
+            with self._lock:
+                self._pubsub = None
+            with contextlib.suppress(*REDIS_ERRORS):
+                pubsub.close()
+
+    def _read(self, pubsub: Any) -> None:
+        pulse = Pulse()
+        while not self._closing.is_set():
+            message = pubsub.get_message(timeout=READ_TIMEOUT_S)
+            if message is not None:
+                pulse.heard()
+                self._outage.is_over()
+                with self._lock:
+                    self._subscribers.dispatch(message)
+            elif pulse.must_ping():
+                with self._lock:
+                    pubsub.ping()

@@ -1,0 +1,145 @@
+"""A request's answer as it comes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ._mailbox import Mailbox
+from ._session import Read, Wait
+from ._stream_base import StreamBase, StreamPlan
+from .errors import ConfigurationError, UnknownRequest
+from .protocol import Completion, Event
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+
+class TokenStream(StreamBase):
+    """Iterate it for text deltas, or `events()` for everything; `completion()` is the whole.
+
+    In a `with` block, leaving early cancels a request that this stream submitted; a stream
+    from `attach` only stops listening. Without a block the iteration itself is the block. For one
+    consumer.
+    """
+
+    def __init__(self, client: Client, plan: StreamPlan) -> None:
+        super().__init__(plan)
+        self._client = client
+        self._mailbox: Mailbox | None = None
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        self._managed = True
+        self._open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._managed = False
+        self.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._texts()
+
+    def events(self) -> Generator[Event, None, None]:
+        """Every event, each once and in order, with rewinds. Does not raise `RequestFailed`."""
+        self._open()
+        try:
+            while True:
+                while self._pending:
+                    yield self._pending.popleft()
+                action = self._state.next_action()
+                if action is None:
+                    break
+                self._pending.extend(self._perform(action))
+        finally:
+            if self.finished or not self._managed:
+                self.close()
+
+    def completion(self) -> Completion:
+        """Wait for the end, and return everything that was generated.
+
+        Raises:
+            RequestFailed: it ended otherwise than done; carries what there is.
+            ResultTimeout: a time limit was given and is over.
+        """
+        with closing(self.events()) as events:
+            for _ in events:
+                pass
+        return self._outcome()
+
+    def cancel(self) -> bool:
+        """End the request. True if this call did it; the end event follows."""
+        return self._client.cancel(self.id)
+
+    def close(self) -> None:
+        """Stop listening; cancel the request if this stream submitted it and it did not end."""
+        if self._pid != os.getpid():
+            return  # a fork's copy: listening and cancelling are the parent's
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            self._client._listener.unsubscribe(self._channel, mailbox)
+        if self._must_cancel and not self._client.closed:
+            self._owned = False
+            self._client._give_up(self.id)
+
+    @property
+    def _channel(self) -> str:
+        return self._client.keys.channel(self.id)
+
+    def _texts(self) -> Generator[str, None, None]:
+        with closing(self.events()) as events:
+            for event in events:
+                text = self._text(event)
+                if text:
+                    yield text
+        self._outcome()
+
+    def _open(self) -> None:
+        if self._mailbox is not None or self.finished:
+            return
+        self._client._check_usable()
+        self._start_clock()
+        self._mailbox = Mailbox()
+        # First listen, then enqueue: what comes before the confirmation is in the log.
+        self._client._listener.subscribe(self._channel, self._mailbox)
+        submission = self._plan.submission
+        if submission is not None and not self._enqueued:
+            try:
+                reply = self._client._enqueue(submission)
+            except BaseException as error:
+                # Interrupted halfway, the request may be in the queue.
+                self._owned = submission.is_private and not isinstance(error, Exception)
+                self.close()
+                raise
+            self._accepted(reply, is_private=submission.is_private)
+
+    def _perform(self, action: Read | Wait) -> list[Event]:
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                "a stream belongs to the process that made it; use attach(id, after=last_seq) here"
+            )
+        assert self._mailbox is not None
+        if isinstance(action, Wait):
+            payloads, missed = self._mailbox.take(self._patience_s(action.seconds))
+            if missed:
+                self._state.catch_up()
+            return self._state.on_messages(payloads)
+        self._mailbox.take(0)
+        head, payloads = self._client._read(self.id, action)
+        try:
+            return self._state.on_read(head, payloads, action)
+        except UnknownRequest:
+            submission = self._plan.submission
+            if submission is None or not self._client.resubmits:
+                raise
+        reply = self._client._enqueue(submission)
+        return self._state.recreated(reply.created_ms)
