@@ -2,8 +2,8 @@
 
 `InventedModel` stands for the device: it writes "K/V" (a fingerprint of the whole prefix) into the
 cache slots that a block table names and reads every slot that the step relies on, as attention
-would. Its next token is a function of the sequence alone, so a request's output has one right value,
-`expected_output`, whatever was batched, cached, preempted or resumed.
+would. Its next token is a function of the sequence alone, so a request's output has one right
+value, `expected_output`, whatever was batched, cached, preempted or resumed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def invented_token(token_ids: Sequence[int]) -> int:
 
 
 def expected_output(request: Request, config: SchedulerConfig) -> tuple[list[int], FinishReason]:
-    """What the request must end with: a batch of one, written without the engine's stopping rules."""
+    """What the request must end with, without the engine's stopping rules: a batch of one."""
     prompt, params = request.token_ids[: request.num_prompt_tokens], request.params
     output: list[int] = []
     while True:

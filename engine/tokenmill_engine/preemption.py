@@ -9,12 +9,16 @@ in need of blocks is a candidate like the others and then preempts itself.
 **Hysteresis.** A waiting request is admitted only if, after it has blocks for *all* its known
 tokens, a reserve stays free for the running ones to grow into:
 
-    reserve = (running requests + 1 % of the pool) * 2 ** (times this request was preempted)
+    reserve = (2 * running requests + 1 % of the pool) * 2 ** (times this request was preempted)
 
 With nothing else running the reserve is 0. Doubling bounds the preemptions of a request: once its
 reserve exceeds the pool it waits until it runs alone, and whoever is admitted after it ranks behind
-it. Under `fcfs` that makes at most 1 + ceil(log2(number of blocks)) preemptions; under `priority` a
+it. Under `fcfs` that makes at most 1 + log2(number of blocks) preemptions; under `priority` each
 more urgent arrival can add one. After a preemption nobody is admitted in the same step.
+
+Two blocks per running request, because in a simulation (mixed lengths, a pool for some 14 of 64
+requests) a third of all rows were recomputed without a reserve, 12 % with one block and 8 % with
+two, at the same number of requests running; four blocks ran fewer for no gain in time.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from .kv_cache_manager import KVCacheManager
 from .policy import Policy
 from .request import Request
 
+_BLOCKS_PER_RUNNING = 2
 _POOL_SHARE = 100  # the reserve holds one block of so many
 _MAX_DOUBLINGS = 32  # beyond any pool; keeps the number small
 
@@ -52,7 +57,8 @@ class Preemption:
         if num_running == 0:
             return 0
         doublings = min(request.num_preemptions, _MAX_DOUBLINGS)
-        return (num_running + self._kv.num_blocks // _POOL_SHARE) << doublings
+        reserve = _BLOCKS_PER_RUNNING * num_running + self._kv.num_blocks // _POOL_SHARE
+        return reserve << doublings
 
     def _victim_rank(self, request: Request) -> tuple[int, ...]:
         return self._policy.victim_rank(request, self._kv.sunk_tokens(request))

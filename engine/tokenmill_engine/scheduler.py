@@ -145,14 +145,15 @@ class Scheduler:
         Requests ended since `schedule` are passed over, their samples dropped. Raises ValueError if
         the runner did not sample exactly one token for each of `output.sampling`.
         """
-        if len(runner_output.sampled) != len(output.sampling):
+        samples = [item.samples for item in output.scheduled]  # before any of them gets its token
+        if len(runner_output.sampled) != sum(samples):
             raise ValueError("the runner must sample one token for each of output.sampling")
         self.stats.book_step(output)
         sampled = iter(runner_output.sampled)
         updated: list[Request] = []
-        for item in output.scheduled:
+        for item, has_token in zip(output.scheduled, samples, strict=True):
             request = item.request
-            token = next(sampled) if item.samples else None
+            token = next(sampled) if has_token else None
             if request.is_finished:
                 continue
             self.stats.book_computed(item)

@@ -31,14 +31,14 @@ class SchedulerStats:
 
     def book_computed(self, item: ScheduledRequest) -> None:
         """Sorts the rows of an item that ran into recomputed ones and new prompt tokens."""
-        request = item.request
-        peak = request.peak_computed_tokens
-        if item.start < peak:
-            self.recomputed_tokens_total += min(item.end, peak) - item.start
-        if item.end > peak:
-            new_prompt = min(item.end, request.num_prompt_tokens) - max(item.start, peak)
-            self.prompt_tokens_total += max(0, new_prompt)
-            request.peak_computed_tokens = item.end
+        request, start, end = item.request, item.start, item.end
+        peak, num_prompt = request.peak_computed_tokens, request.num_prompt_tokens
+        if start < peak:
+            self.recomputed_tokens_total += min(end, peak) - start
+        if start < num_prompt:
+            self.prompt_tokens_total += max(0, min(end, num_prompt) - max(start, peak))
+        if end > peak:
+            request.peak_computed_tokens = end
 
     def snapshot(
         self, *, num_running: int, num_waiting: int, num_blocks: int, num_free_blocks: int

@@ -25,15 +25,15 @@ def check_stop(request: Request, config: SchedulerConfig) -> Stop | None:
     For a request resumed with output tokens, call it once before adding the request: its last known
     token may be the final one.
     """
-    if request.num_output_tokens == 0:
+    params, num_output = request.params, request.num_output_tokens
+    if num_output == 0:
         return None
-    params = request.params
-    if request.num_output_tokens >= params.min_tokens:
+    if num_output >= params.min_tokens:
         token_id = request.token_ids[-1]
         if token_id in request.eos_token_ids and not params.ignore_eos:
             return Stop(FinishReason.STOP)
         if token_id in params.stop_token_ids:
             return Stop(FinishReason.STOP, token_id)
-    if request.num_output_tokens >= params.max_tokens or request.num_tokens >= config.max_model_len:
+    if num_output >= params.max_tokens or request.num_tokens >= config.max_model_len:
         return Stop(FinishReason.LENGTH)
     return None

@@ -1,0 +1,200 @@
+"""The scheduler under arbitrary load: every step is checked, and every request ends right.
+
+The checks of a step are the driver's (`support_engine`): books, budget, decode first, order, the
+leader, contiguous rows, and a model of the cache that knows what each slot was written with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support_engine import Driver, expected_output, kv_of, make_request, make_scheduler
+from tokenmill_engine.outputs import SchedulerOutput
+from tokenmill_engine.request import FinishReason, Request
+
+#: Prompts share beginnings of these, so that prefix hits are the rule.
+SHARED = ([1 + i * 7 % 39 for i in range(48)], [1 + i * 11 % 39 for i in range(48)])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    wait_steps: int
+    shared: int
+    num_shared: int
+    num_own: int
+    max_tokens: int
+    num_known_output: int
+    priority: int
+    cache_salt: str | None
+    abort_after_steps: int | None
+    abort_in_flight: bool
+
+
+arrivals = st.builds(
+    Arrival,
+    wait_steps=st.integers(0, 6),
+    shared=st.integers(0, 1),
+    num_shared=st.integers(0, 40),
+    num_own=st.integers(0, 6),
+    max_tokens=st.integers(1, 30),
+    num_known_output=st.sampled_from([0, 0, 0, 1, 5]),
+    priority=st.integers(0, 2),
+    cache_salt=st.sampled_from([None, None, None, "tenant"]),
+    abort_after_steps=st.none() | st.integers(0, 20),
+    abort_in_flight=st.booleans(),
+)
+
+
+@st.composite
+def schedulers(draw: st.DrawFn):
+    num_blocks, block_size = draw(st.integers(2, 24)), draw(st.integers(1, 8))
+    max_num_seqs = draw(st.integers(1, 8))
+    return make_scheduler(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
+        max_model_len=max(2, min(num_blocks * block_size, draw(st.integers(8, 60)))),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        rope_switch_tokens=draw(st.none() | st.integers(3, 40)),
+    )
+
+
+def request_of(index: int, arrival: Arrival, driver: Driver) -> Request:
+    config = driver.scheduler.config
+    prompt = SHARED[arrival.shared][: arrival.num_shared] + [2 + index % 30] * arrival.num_own
+    prompt = (prompt or [5])[: config.max_model_len - 1]
+    settings = {
+        "max_tokens": arrival.max_tokens,
+        "priority": arrival.priority,
+        "cache_salt": arrival.cache_salt,
+    }
+    whole, _ = expected_output(make_request("", prompt, **settings), config)
+    known = whole[: min(arrival.num_known_output, len(whole) - 1)]
+    return make_request(f"r{index}", prompt, output=known, **settings)
+
+
+class Load:
+    """Plays arrivals and aborts against a driver, and keeps its own account of the rows."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.recomputed = self.first_time = 0
+        self._peaks: dict[str, int] = {}
+        self._abort_at: dict[str, int] = {}
+        self._abort_in_flight: dict[str, int] = {}
+        driver.in_flight = self._in_flight
+
+    def play(self, planned: list[Arrival]) -> None:
+        for index, arrival in enumerate(planned):
+            for _ in range(arrival.wait_steps):
+                self._step()
+            request = request_of(index, arrival, self.driver)
+            self.driver.add(request)
+            if arrival.abort_after_steps is not None:
+                due = self._abort_in_flight if arrival.abort_in_flight else self._abort_at
+                due[request.request_id] = len(self.driver.steps) + arrival.abort_after_steps
+        while self.driver.scheduler.has_unfinished_requests:
+            self._step()
+
+    def _step(self) -> None:
+        self._abort_due(self._abort_at)
+        if not self.driver.scheduler.has_unfinished_requests:
+            return
+        limit = 1 + sum((r.num_tokens + 31) * (r.num_preemptions + 2) for r in self.driver.requests)
+        assert len(self.driver.steps) < limit, "each step should compute something new"
+        self.driver.step()
+
+    def _in_flight(self, output: SchedulerOutput) -> None:
+        self._abort_due(self._abort_in_flight)
+        for item in output.scheduled:
+            if item.request.is_finished:
+                continue
+            peak = self._peaks.get(item.request.request_id, 0)
+            again = len([p for p in range(item.start, item.end) if p < peak])
+            self.recomputed += again
+            self.first_time += item.num_tokens - again
+            self._peaks[item.request.request_id] = max(peak, item.end)
+
+    def _abort_due(self, due: dict[str, int]) -> None:
+        now = len(self.driver.steps)
+        for request_id in [key for key, step in due.items() if step <= now]:
+            del due[request_id]
+            self.driver.scheduler.abort(request_id)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(scheduler=schedulers(), planned=st.lists(arrivals, min_size=1, max_size=24))
+def test_whatever_comes_every_step_is_sound_and_every_request_ends_right(
+    scheduler, planned
+) -> None:
+    driver = Driver(scheduler)
+    load = Load(driver)
+    load.play(planned)
+    check_endings(driver)
+    check_accounts(driver, load)
+    check_preemptions(driver)
+
+
+def check_endings(driver: Driver) -> None:
+    for request in driver.requests:
+        output, reason = expected_output(request, driver.scheduler.config)
+        if request.finish_reason is FinishReason.ABORT:
+            assert request.output_token_ids == output[: request.num_output_tokens]
+        else:
+            assert (request.output_token_ids, request.finish_reason) == (output, reason)
+        assert request.block_ids == []
+    assert kv_of(driver.scheduler).usage == 0
+
+
+def check_accounts(driver: Driver, load: Load) -> None:
+    stats = driver.scheduler.stats
+    assert stats.recomputed_tokens_total == load.recomputed
+    assert stats.prompt_tokens_total <= load.first_time
+    assert stats.preemptions_total == sum(len(step.preempted) for step in driver.steps)
+    assert stats.prefix_cache_hits_total <= stats.prefix_cache_queries_total
+
+
+def check_preemptions(driver: Driver) -> None:
+    """No thrash: the bound that `preemption.py` derives from its doubling reserve."""
+    bound = 1 + log2(kv_of(driver.scheduler).num_blocks)
+    for request in driver.requests:
+        more_urgent = 0
+        if driver.scheduler.config.policy == "priority":
+            more_urgent = sum(other.priority < request.priority for other in driver.requests)
+        assert request.num_preemptions <= bound + more_urgent
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    num_requests=st.integers(8, 30),
+    num_blocks=st.integers(4, 20),
+    block_size=st.sampled_from([1, 2, 4]),
+    enable_prefix_caching=st.booleans(),
+)
+def test_an_overload_of_growing_requests_ends_in_order_of_arrival_almost(
+    num_requests, num_blocks, block_size, enable_prefix_caching
+) -> None:
+    """All want the whole pool: at most the ones running at once may overtake each other."""
+    length = num_blocks * block_size
+    driver = Driver(
+        make_scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            max_model_len=max(2, length),
+        )
+    )
+    ended: list[int] = []
+    for index in range(num_requests):
+        driver.add(make_request(f"r{index}", 1, max_tokens=length - 1, ignore_eos=True))
+    while driver.scheduler.has_unfinished_requests:
+        ended += [r.arrival for r in driver.step() if r.is_finished]
+    check_endings(driver)
+    check_preemptions(driver)
+    assert ended == sorted(ended)
