@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import environments, machine
-from .contestant import add_model_arguments, options_from, progress
+from .contestant import add_model_arguments, leave_on_sigterm, options_from, progress
 from .report import Outcome, table
 from .roster import ENTRIES, JOBS, Contestant, Entry, loaded, ticking
 
@@ -26,6 +26,7 @@ BUSY_WARNING_CORES = 0.15
 
 def main() -> None:
     arguments = _parse()
+    leave_on_sigterm()
     options = options_from(arguments)
     entries = [entry for entry in ENTRIES if _is_chosen(entry, arguments)]
     if not entries:

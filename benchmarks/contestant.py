@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,12 +47,18 @@ def main(description: str, start: Start) -> None:
     parser.add_argument("--jobs", help="comma-separated; default: all")
     parser.add_argument("--serve", action="store_true", help="answer jobs named on stdin")
     arguments = parser.parse_args()
+    leave_on_sigterm()
     options = options_from(arguments)
     if arguments.serve:
         _serve(options, start)
         return
     chosen = arguments.jobs.split(",") if arguments.jobs else None
     _run_alone(options, start, chosen, arguments.repeat)
+
+
+def leave_on_sigterm() -> None:
+    """End by an exception, so that the processes that were started are ended too."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from .workload import Request, mixed
 
 START_TIMEOUT_S = 600.0
 ENVIRONMENT = {
+    **os.environ,
     "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"),
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",

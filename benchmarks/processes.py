@@ -23,13 +23,16 @@ class StartFailed(RuntimeError):
 def running(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, with its output on our stderr; ended with its children."""
+    """A process in its own group, with its output on our stderr; ended with its children.
+
+    `environment` replaces this process's own.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=2,
         stderr=2,
-        env={**os.environ, **(environment or {})},
+        env=environment,
         start_new_session=True,
     )
     try:
