@@ -97,12 +97,14 @@ class Contestant:
     def close(self) -> None:
         """End of input is the contestant's sign to free everything and leave."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()
 
 
 @contextmanager
