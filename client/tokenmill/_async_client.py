@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from ._async_listener import AsyncListener
+from ._async_link import AsyncLink
 from ._async_stream import AsyncTokenStream
-from ._base import (
-    FIRST_CONTACT_S,
-    GRACE_S,
-    HEAD_FIELDS,
-    BaseClient,
-    ClientOptions,
-    accepted,
-    log_range,
-    parse_read,
-    require_messages,
-    require_prompt,
-)
-from ._redis import aconnect
-from ._redis_errors import RetryPolicy, aretry
-from ._requests import (
-    Messages,
-    Prompt,
-    RequestParams,
-    Submission,
-    check_after,
-    check_id,
-    check_timeout,
-)
-from ._session import Read, RecordHead
+from ._base import ClientOptions, accepted, plan_of, require_messages, require_prompt
+from ._map import MapPlan, arun_map
+from ._progress import Progress
+from ._requests import Messages, Prompt, RequestParams, check_after, check_id, check_timeout
 from ._status import Handle, Status
 from ._stream_base import StreamPlan
 from .calls import QueuePolicy
-from .errors import ConfigurationError, TokenmillError, UnknownRequest
+from .errors import RequestFailed
+from .keys import Keyspace
 from .protocol import Completion
-from .record import RECORD_FIELDS, Record
-from .replies import EnqueueReply
-from .scripts import arun
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-T = TypeVar("T")
 
-
-class AsyncClient(BaseClient):
+class AsyncClient:
     """`Client` for asyncio; see there for the options. Belongs to one event loop."""
 
     def __init__(
@@ -77,10 +51,7 @@ class AsyncClient(BaseClient):
             resubmit=resubmit,
             policy=policy,
         )
-        super().__init__(options, redis)
-        self._redis: Redis = redis or aconnect(url, self._redis_options())
-        self._listener = AsyncListener(self._redis, self.keys.channel(""))
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._link = AsyncLink(options, redis)
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,6 +63,11 @@ class AsyncClient(BaseClient):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    @property
+    def keys(self) -> Keyspace:
+        """The names of this client's pool in Redis."""
+        return self._link.keys
 
     async def generate(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Completion:
         """Continue text or token ids, and wait for the whole answer; see `Client.generate`."""
@@ -107,93 +83,46 @@ class AsyncClient(BaseClient):
 
     def stream(self, prompt: Prompt, **params: Unpack[RequestParams]) -> AsyncTokenStream:
         """Text, token ids or chat messages, and the answer as it comes; see `Client.stream`."""
-        submission = self._build(prompt, params)
-        plan = StreamPlan(
-            request_id=submission.request_id,
-            submission=submission,
-            timeout_s=submission.deadline_s + GRACE_S,
-        )
-        return AsyncTokenStream(self, plan)
+        return AsyncTokenStream(self._link, plan_of(self._link.build(prompt, params)))
 
     async def submit(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Handle:
         """Enqueue and return; see `Client.submit`."""
-        submission = self._build(prompt, params)
-        return accepted(submission, await self._send(submission))
+        submission = self._link.build(prompt, params)
+        return accepted(submission, await self._link.enqueue(submission))
 
     def attach(self, request_id: str, after: int = 0) -> AsyncTokenStream:
         """The stream of a request that is there already; see `Client.attach`."""
         plan = StreamPlan(request_id=check_id(request_id), after=check_after(after))
-        return AsyncTokenStream(self, plan)
+        return AsyncTokenStream(self._link, plan)
 
     async def result(self, request_id: str, *, timeout_s: float | None = None) -> Completion:
         """Wait for the end of a request; see `Client.result`."""
         plan = StreamPlan(request_id=check_id(request_id), timeout_s=check_timeout(timeout_s))
-        return await AsyncTokenStream(self, plan).completion()
+        return await AsyncTokenStream(self._link, plan).completion()
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; see `Client.cancel`."""
-        call = self._calls.cancel(check_id(request_id))
-        reply = await self._call(lambda: arun(self._redis, call))
-        if reply.state is None:
-            raise UnknownRequest(f"no request {request_id}")
-        return reply.cancelled
+        return await self._link.cancel(check_id(request_id))
 
     async def status(self, request_id: str) -> Status:
         """Where a request stands; see `Client.status`."""
-        key = self.keys.record(check_id(request_id))
-        values: Any = await self._call(lambda: self._redis.hmget(key, list(RECORD_FIELDS)))
-        record = Record.parse(values)
-        if record is None:
-            raise UnknownRequest(f"no request {request_id}")
-        return Status.of(request_id, record)
+        return Status.of(request_id, await self._link.record(check_id(request_id)))
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        concurrency: int = 64,
+        progress: bool | Progress = False,
+        on_failure: Callable[[RequestFailed], Completion] | None = None,
+        **params: Unpack[RequestParams],
+    ) -> AsyncIterator[Completion]:
+        """The answers to many prompts, in their order; see `Client.map`."""
+        plan = MapPlan(
+            concurrency=concurrency, progress=progress, on_failure=on_failure, params=params
+        )
+        return arun_map(self._link, prompts, plan)
 
     async def aclose(self) -> None:
         """Stop listening and close the connections. Requests go on."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._listener.aclose()
-        if self._owns_redis:
-            await self._redis.aclose()
-
-    async def _enqueue(self, submission: Submission) -> EnqueueReply:
-        """Put a request into the queue; raises when it is refused."""
-        reply = await self._send(submission)
-        accepted(submission, reply)
-        return reply
-
-    async def _send(self, submission: Submission) -> EnqueueReply:
-        call = self._enqueue_call(submission)
-        return await self._call(lambda: arun(self._redis, call))
-
-    async def _read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:
-        async def read() -> Any:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hmget(self.keys.record(request_id), list(HEAD_FIELDS))
-            pipeline.xrange(self.keys.log(request_id), min=log_range(action), count=action.count)
-            return await pipeline.execute()
-
-        return parse_read(await self._call(read))
-
-    async def _give_up(self, request_id: str) -> None:
-        """Cancel without waiting for a Redis that is away."""
-        call = self._calls.cancel(request_id)
-        with contextlib.suppress(TokenmillError):
-            await aretry(lambda: arun(self._redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
-
-    async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        self._check_usable()
-        reply = await aretry(operation, self._retry_policy(), self._url)
-        self._reached = True
-        return reply
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise RuntimeError("the client is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise ConfigurationError(
-                "an AsyncClient belongs to the event loop that used it first; make one per loop"
-            )
+        await self._link.aclose()

@@ -14,7 +14,7 @@ from .errors import UnknownRequest
 from .protocol import Completion, Event
 
 if TYPE_CHECKING:
-    from ._async_client import AsyncClient
+    from ._async_link import AsyncLink
 
 
 class AsyncTokenStream(StreamBase):
@@ -25,9 +25,9 @@ class AsyncTokenStream(StreamBase):
     consumer.
     """
 
-    def __init__(self, client: AsyncClient, plan: StreamPlan) -> None:
+    def __init__(self, link: AsyncLink, plan: StreamPlan) -> None:
         super().__init__(plan)
-        self._client = client
+        self._link = link
         self._mailbox: AsyncMailbox | None = None
 
     async def __aenter__(self) -> Self:
@@ -76,20 +76,20 @@ class AsyncTokenStream(StreamBase):
 
     async def cancel(self) -> bool:
         """End the request. True if this call did it; the end event follows."""
-        return await self._client.cancel(self.id)
+        return await self._link.cancel(self.id)
 
     async def aclose(self) -> None:
         """Stop listening; cancel the request if this stream submitted it and it did not end."""
         mailbox, self._mailbox = self._mailbox, None
         if mailbox is not None:
-            await self._client._listener.unsubscribe(self._channel, mailbox)
-        if self._must_cancel and not self._client.closed:
+            await self._link.listener.unsubscribe(self._channel, mailbox)
+        if self._must_cancel and not self._link.closed:
             self._owned = False
-            await self._client._give_up(self.id)
+            await self._link.give_up(self.id)
 
     @property
     def _channel(self) -> str:
-        return self._client.keys.channel(self.id)
+        return self._link.keys.channel(self.id)
 
     async def _texts(self) -> AsyncGenerator[str, None]:
         async with aclosing(self.events()) as events:
@@ -102,15 +102,15 @@ class AsyncTokenStream(StreamBase):
     async def _open(self) -> None:
         if self._mailbox is not None or self.finished:
             return
-        self._client._check_usable()
+        self._link.check_usable()
         self._start_clock()
         self._mailbox = AsyncMailbox()
         # First listen, then enqueue: what comes before the confirmation is in the log.
-        await self._client._listener.subscribe(self._channel, self._mailbox)
+        await self._link.listener.subscribe(self._channel, self._mailbox)
         submission = self._plan.submission
         if submission is not None and not self._enqueued:
             try:
-                reply = await self._client._enqueue(submission)
+                reply = await self._link.enqueue(submission)
             except BaseException as error:
                 # Interrupted halfway, the request may be in the queue.
                 self._owned = submission.is_private and not isinstance(error, Exception)
@@ -126,12 +126,12 @@ class AsyncTokenStream(StreamBase):
                 self._state.catch_up()
             return self._state.on_messages(payloads)
         await self._mailbox.take(0)
-        head, payloads = await self._client._read(self.id, action)
+        head, payloads = await self._link.read(self.id, action)
         try:
             return self._state.on_read(head, payloads, action)
         except UnknownRequest:
             submission = self._plan.submission
-            if submission is None or not self._client.resubmits:
+            if submission is None or not self._link.options.resubmit:
                 raise
-        reply = await self._client._enqueue(submission)
+        reply = await self._link.enqueue(submission)
         return self._state.recreated(reply.created_ms)

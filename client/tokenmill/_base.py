@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` have in common: options, requests, replies. No I/O."""
+"""What the sync and the async side have in common: options, requests, replies. No I/O."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from ._redis import RedisOptions, redis_url
 from ._redis_errors import RetryPolicy
-from ._requests import Prompt, RequestOptions, Submission, build, check_tenant
+from ._requests import Prompt, Submission, build, check_tenant
 from ._session import Read, RecordHead
 from ._status import Handle
+from ._stream_base import StreamPlan
 from ._validation import check_number
 from .calls import QueueCalls, QueuePolicy
 from .errors import ConfigurationError, InvalidRequest, QueueFull, RequestConflict, RequestTooLarge
@@ -40,9 +41,17 @@ class ClientOptions:
     resubmit: bool
     policy: QueuePolicy | None
 
+    @property
+    def redis(self) -> RedisOptions:
+        return RedisOptions(
+            socket_timeout_s=self.timeout_s,
+            connect_timeout_s=self.connect_timeout_s,
+            client_name="tokenmill-client",
+        )
 
-class BaseClient:
-    """State and pure functions; the subclasses differ only in how they wait."""
+
+class BaseLink:
+    """What a link knows without asking Redis."""
 
     def __init__(self, options: ClientOptions, given: Any) -> None:
         check_tenant(options.tenant)
@@ -50,55 +59,42 @@ class BaseClient:
             check_number(name, getattr(options, name), low=0, high=3600)
         if given is not None and not given.get_encoder().decode_responses:
             raise ConfigurationError("redis: build the client with decode_responses=True")
-        self._options = options
-        self._url = "the given client" if given is not None else redis_url(options.url)
-        self._keys = Keyspace(options.namespace, options.pool)
-        self._calls = QueueCalls(self._keys, options.policy)
-        if self._calls.policy.publish != "PUBLISH":
+        self.options = options
+        self.keys = Keyspace(options.namespace, options.pool)
+        self.calls = QueueCalls(self.keys, options.policy)
+        if self.calls.policy.publish != "PUBLISH":
             raise ConfigurationError("policy.publish: the client supports PUBLISH only")
+        self.closed = False
+        self._url = "the given client" if given is not None else redis_url(options.url)
         self._owns_redis = given is None
         self._reached = False  # Redis has answered at least once
-        self._closed = False
 
-    @property
-    def keys(self) -> Keyspace:
-        """The names of this client's pool in Redis."""
-        return self._keys
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def resubmits(self) -> bool:
-        """Whether a stream enqueues its request again when Redis has lost it."""
-        return self._options.resubmit
-
-    def _redis_options(self) -> RedisOptions:
-        return RedisOptions(
-            socket_timeout_s=self._options.timeout_s,
-            connect_timeout_s=self._options.connect_timeout_s,
-            client_name="tokenmill-client",
-        )
+    def build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
+        """Validate a request; see `_requests.build`."""
+        deadline_s = self.calls.policy.deadline_ms / 1000
+        return build(prompt, params, {"tenant": self.options.tenant, "deadline_s": deadline_s})
 
     def _retry_policy(self) -> RetryPolicy:
-        timeout_s = self._options.retry_for_s
+        timeout_s = self.options.retry_for_s
         return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
 
-    def _build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
-        defaults = RequestOptions(
-            tenant=self._options.tenant, deadline_s=self._calls.policy.deadline_ms / 1000
-        )
-        return build(prompt, params, defaults)
-
     def _enqueue_call(self, submission: Submission) -> ScriptCall[EnqueueReply]:
-        return self._calls.enqueue(
+        return self.calls.enqueue(
             submission.request_id,
             body=submission.body,
             tenant=submission.tenant,
             priority_class=submission.priority_class,
             deadline_ms=max(1, round(submission.deadline_s * 1000)),
         )
+
+
+def plan_of(submission: Submission) -> StreamPlan:
+    """The stream of a request that is about to be submitted."""
+    return StreamPlan(
+        request_id=submission.request_id,
+        submission=submission,
+        timeout_s=submission.deadline_s + GRACE_S,
+    )
 
 
 def require_prompt(prompt: Prompt) -> None:

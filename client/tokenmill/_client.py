@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from ._base import (
-    FIRST_CONTACT_S,
-    GRACE_S,
-    HEAD_FIELDS,
-    BaseClient,
-    ClientOptions,
-    accepted,
-    log_range,
-    parse_read,
-    require_messages,
-    require_prompt,
-)
-from ._listener import Listener
-from ._redis import connect
-from ._redis_errors import RetryPolicy, retry
-from ._requests import (
-    Messages,
-    Prompt,
-    RequestParams,
-    Submission,
-    check_after,
-    check_id,
-    check_timeout,
-)
-from ._session import Read, RecordHead
+from ._base import ClientOptions, accepted, plan_of, require_messages, require_prompt
+from ._link import Link
+from ._map import MapPlan, run_map
+from ._progress import Progress
+from ._requests import Messages, Prompt, RequestParams, check_after, check_id, check_timeout
 from ._status import Handle, Status
 from ._stream import TokenStream
 from ._stream_base import StreamPlan
 from .calls import QueuePolicy
-from .errors import TokenmillError, UnknownRequest
+from .errors import RequestFailed
+from .keys import Keyspace
 from .protocol import Completion
-from .record import RECORD_FIELDS, Record
-from .replies import EnqueueReply
-from .scripts import run
 
 if TYPE_CHECKING:
     from redis import Redis
 
-T = TypeVar("T")
 
-
-class Client(BaseClient):
+class Client:
     """Talks to one pool of workers through Redis.
 
         with Client("redis://localhost:6379/0") as client:
@@ -97,9 +71,7 @@ class Client(BaseClient):
             resubmit=resubmit,
             policy=policy,
         )
-        super().__init__(options, redis)
-        self._redis: Redis = redis or connect(url, self._redis_options())
-        self._listen()
+        self._link = Link(options, redis)
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +83,11 @@ class Client(BaseClient):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def keys(self) -> Keyspace:
+        """The names of this client's pool in Redis."""
+        return self._link.keys
 
     def generate(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Completion:
         """Continue text or token ids, and wait for the whole answer.
@@ -148,13 +125,7 @@ class Client(BaseClient):
 
         Leaving the block early cancels the request. Raises like `generate`, from the block on.
         """
-        submission = self._build(prompt, params)
-        plan = StreamPlan(
-            request_id=submission.request_id,
-            submission=submission,
-            timeout_s=submission.deadline_s + GRACE_S,
-        )
-        return TokenStream(self, plan)
+        return TokenStream(self._link, plan_of(self._link.build(prompt, params)))
 
     def submit(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Handle:
         """Enqueue and return; `attach` or `result` get the answer, from any process.
@@ -164,8 +135,8 @@ class Client(BaseClient):
         Raises:
             RequestConflict: the id is taken by a request with another content.
         """
-        submission = self._build(prompt, params)
-        return accepted(submission, self._send(submission))
+        submission = self._link.build(prompt, params)
+        return accepted(submission, self._link.enqueue(submission))
 
     def attach(self, request_id: str, after: int = 0) -> TokenStream:
         """The stream of a request that is there already, from its first event or behind one.
@@ -174,7 +145,7 @@ class Client(BaseClient):
         seen. Leaving early does not cancel the request.
         """
         plan = StreamPlan(request_id=check_id(request_id), after=check_after(after))
-        return TokenStream(self, plan)
+        return TokenStream(self._link, plan)
 
     def result(self, request_id: str, *, timeout_s: float | None = None) -> Completion:
         """Wait for the end of a request and return the answer; raises like `generate`.
@@ -184,7 +155,7 @@ class Client(BaseClient):
             UnknownRequest: there is no such request, or its retention is over.
         """
         plan = StreamPlan(request_id=check_id(request_id), timeout_s=check_timeout(timeout_s))
-        return TokenStream(self, plan).completion()
+        return TokenStream(self._link, plan).completion()
 
     def cancel(self, request_id: str) -> bool:
         """End a request; final when it returns. False if it had ended already.
@@ -192,11 +163,7 @@ class Client(BaseClient):
         Raises:
             UnknownRequest: there is no such request, or its retention is over.
         """
-        call = self._calls.cancel(check_id(request_id))
-        reply = self._call(lambda: run(self._redis, call))
-        if reply.state is None:
-            raise UnknownRequest(f"no request {request_id}")
-        return reply.cancelled
+        return self._link.cancel(check_id(request_id))
 
     def status(self, request_id: str) -> Status:
         """Where a request stands.
@@ -204,60 +171,29 @@ class Client(BaseClient):
         Raises:
             UnknownRequest: there is no such request, or its retention is over.
         """
-        key = self.keys.record(check_id(request_id))
-        values: Any = self._call(lambda: self._redis.hmget(key, list(RECORD_FIELDS)))
-        record = Record.parse(values)
-        if record is None:
-            raise UnknownRequest(f"no request {request_id}")
-        return Status.of(request_id, record)
+        return Status.of(request_id, self._link.record(check_id(request_id)))
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        concurrency: int = 64,
+        progress: bool | Progress = False,
+        on_failure: Callable[[RequestFailed], Completion] | None = None,
+        **params: Unpack[RequestParams],
+    ) -> Iterator[Completion]:
+        """The answers to many prompts, in their order, with `concurrency` requests under way.
+
+        Takes prompts only as needed, so they may come from a generator. `progress` is True for a
+        bar on stderr, or is called with the number of answers and of prompts (None: not known). A
+        request that ends badly raises and the rest is cancelled, unless `on_failure` turns the
+        exception into what takes its place. Fetch answers within their retention.
+        """
+        plan = MapPlan(
+            concurrency=concurrency, progress=progress, on_failure=on_failure, params=params
+        )
+        return run_map(self._link, prompts, plan)
 
     def close(self) -> None:
         """Stop listening and close the connections. Requests go on."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._pid == os.getpid():
-            self._listener.close(self._options.timeout_s)
-        if self._owns_redis:
-            self._redis.close()
-
-    def _enqueue(self, submission: Submission) -> EnqueueReply:
-        """Put a request into the queue; raises when it is refused."""
-        reply = self._send(submission)
-        accepted(submission, reply)
-        return reply
-
-    def _send(self, submission: Submission) -> EnqueueReply:
-        call = self._enqueue_call(submission)
-        return self._call(lambda: run(self._redis, call))
-
-    def _read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:
-        def read() -> Any:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hmget(self.keys.record(request_id), list(HEAD_FIELDS))
-            pipeline.xrange(self.keys.log(request_id), min=log_range(action), count=action.count)
-            return pipeline.execute()
-
-        return parse_read(self._call(read))
-
-    def _give_up(self, request_id: str) -> None:
-        """Cancel without waiting for a Redis that is away."""
-        call = self._calls.cancel(request_id)
-        with contextlib.suppress(TokenmillError):
-            retry(lambda: run(self._redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
-
-    def _call(self, operation: Callable[[], T]) -> T:
-        self._check_usable()
-        reply = retry(operation, self._retry_policy(), self._url)
-        self._reached = True
-        return reply
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise RuntimeError("the client is closed")
-        if self._pid != os.getpid():
-            self._listen()  # forked: threads stay behind, and redis-py renews its connections
-
-    def _listen(self) -> None:
-        self._pid = os.getpid()
-        self._listener = Listener(self._redis, self.keys.channel(""))
+        self._link.close()

@@ -15,7 +15,7 @@ from .errors import ConfigurationError, UnknownRequest
 from .protocol import Completion, Event
 
 if TYPE_CHECKING:
-    from ._client import Client
+    from ._link import Link
 
 
 class TokenStream(StreamBase):
@@ -26,9 +26,9 @@ class TokenStream(StreamBase):
     consumer.
     """
 
-    def __init__(self, client: Client, plan: StreamPlan) -> None:
+    def __init__(self, link: Link, plan: StreamPlan) -> None:
         super().__init__(plan)
-        self._client = client
+        self._link = link
         self._mailbox: Mailbox | None = None
         self._pid = os.getpid()
 
@@ -78,7 +78,7 @@ class TokenStream(StreamBase):
 
     def cancel(self) -> bool:
         """End the request. True if this call did it; the end event follows."""
-        return self._client.cancel(self.id)
+        return self._link.cancel(self.id)
 
     def close(self) -> None:
         """Stop listening; cancel the request if this stream submitted it and it did not end."""
@@ -86,14 +86,14 @@ class TokenStream(StreamBase):
             return  # a fork's copy: listening and cancelling are the parent's
         mailbox, self._mailbox = self._mailbox, None
         if mailbox is not None:
-            self._client._listener.unsubscribe(self._channel, mailbox)
-        if self._must_cancel and not self._client.closed:
+            self._link.listener.unsubscribe(self._channel, mailbox)
+        if self._must_cancel and not self._link.closed:
             self._owned = False
-            self._client._give_up(self.id)
+            self._link.give_up(self.id)
 
     @property
     def _channel(self) -> str:
-        return self._client.keys.channel(self.id)
+        return self._link.keys.channel(self.id)
 
     def _texts(self) -> Generator[str, None, None]:
         with closing(self.events()) as events:
@@ -106,15 +106,15 @@ class TokenStream(StreamBase):
     def _open(self) -> None:
         if self._mailbox is not None or self.finished:
             return
-        self._client._check_usable()
+        self._link.check_usable()
         self._start_clock()
         self._mailbox = Mailbox()
         # First listen, then enqueue: what comes before the confirmation is in the log.
-        self._client._listener.subscribe(self._channel, self._mailbox)
+        self._link.listener.subscribe(self._channel, self._mailbox)
         submission = self._plan.submission
         if submission is not None and not self._enqueued:
             try:
-                reply = self._client._enqueue(submission)
+                reply = self._link.enqueue(submission)
             except BaseException as error:
                 # Interrupted halfway, the request may be in the queue.
                 self._owned = submission.is_private and not isinstance(error, Exception)
@@ -134,12 +134,12 @@ class TokenStream(StreamBase):
                 self._state.catch_up()
             return self._state.on_messages(payloads)
         self._mailbox.take(0)
-        head, payloads = self._client._read(self.id, action)
+        head, payloads = self._link.read(self.id, action)
         try:
             return self._state.on_read(head, payloads, action)
         except UnknownRequest:
             submission = self._plan.submission
-            if submission is None or not self._client.resubmits:
+            if submission is None or not self._link.options.resubmit:
                 raise
-        reply = self._client._enqueue(submission)
+        reply = self._link.enqueue(submission)
         return self._state.recreated(reply.created_ms)
