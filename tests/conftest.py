@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -42,3 +44,13 @@ def redis_client(redis_backend: RedisBackend) -> Iterator[redis.Redis]:
 @pytest.fixture
 def keyspace() -> Keyspace:
     return unique_keyspace()
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The folder of SmolLM2-135M-Instruct; tests that use it carry the marker `model`."""
+    cached = "~/.cache/tokenmill/models/SmolLM2-135M-Instruct"
+    folder = Path(os.environ.get("TOKENMILL_TEST_MODEL", cached)).expanduser()
+    if not (folder / "model.safetensors").is_file():
+        pytest.fail(f"no model in {folder}: run `make setup`, or set TOKENMILL_TEST_MODEL")
+    return folder
