@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -37,8 +37,6 @@ class Handover:
     metrics: Metrics
     worker_id: str
     retry_backoff_ms: int
-    #: Requests taken out of `deliveries` whose release is not answered yet.
-    unanswered: set[str] = field(default_factory=set, init=False)
 
     async def hand_over_all(self) -> None:
         """For peers to continue at once."""
@@ -72,9 +70,7 @@ class Handover:
     async def _release(self, delivery: Delivery, call: ScriptCall[ReleaseReply]) -> None:
         # Out of the books first: what the engine still brings must not be written any more.
         self.deliveries.remove(delivery)
-        self.unanswered.add(delivery.attempt_id)
         reply = await self.retrier.until_answered("release", lambda: arun(self.redis, call))
-        self.unanswered.discard(delivery.attempt_id)
         self.metrics.released.inc()
         logger.info(
             "request released",

@@ -197,24 +197,24 @@ class Service:
     ) -> bool:
         self._health.enter("draining")
         logger.info("draining", extra=fields(running=len(self.deliveries)))
+        timeout_s = self._settings.handover_timeout_s
         consumer.stop()
+        # A read under way would fetch what is given back, so the engine works on until it is over.
+        await shutdown.wait(fetching, timeout_s)
         if self._settings.drain_grace_s:
             await shutdown.wait(self._until_idle(), self._settings.drain_grace_s)
         self._engine_thread.pause("drain")
         # What was generated is stored first, so that nobody generates it again.
-        timeout_s = self._settings.handover_timeout_s
         await shutdown.wait(self._publisher.settle(), timeout_s)
-        return await _within(timeout_s, self._leave(fetching))
+        return await _within(timeout_s, self._leave())
 
     async def _until_idle(self) -> None:
         while self.deliveries:
             self.deliveries.changed.clear()
             await self.deliveries.changed.wait()
 
-    async def _leave(self, fetching: asyncio.Task[None]) -> None:
+    async def _leave(self) -> None:
         await self._handover.hand_over_all()
-        await fetching
-        await self._handover.hand_over_all()  # the last read may have brought some
         await self._handover.leave_groups()
 
 

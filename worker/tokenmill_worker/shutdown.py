@@ -24,7 +24,8 @@ class Shutdown:
         self.requested.set()
 
     async def wait(self, work: Awaitable[None], timeout_s: float) -> bool:
-        """Whether `work` was done before the time was over or the end became urgent."""
+        """Whether `work` was done before the time was over or the end became urgent; if not, it
+        is cancelled."""
         task = asyncio.ensure_future(work)
         urgent = asyncio.ensure_future(self.urgent.wait())
         try:

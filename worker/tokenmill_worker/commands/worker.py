@@ -55,7 +55,18 @@ def _shown_default(field: FieldInfo) -> str:
     return "unset" if default is None else str(default)
 
 
-@click.command(context_settings={"max_content_width": 100})
+class _OneLineErrors(click.Command):
+    """Reports a wrong flag like any other wrong option: one line, and the same exit code."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            report(f"{error.format_message()} See --help for the options.")
+            ctx.exit(StartupError.exit_code)
+
+
+@click.command(cls=_OneLineErrors, context_settings={"max_content_width": 100})
 @click.option(
     "--config", type=click.Path(path_type=Path), help="TOML, YAML or JSON file of options."
 )
