@@ -53,7 +53,7 @@ class AsyncTokenStream(StreamBase):
         try:
             while True:
                 while self._pending:
-                    yield self._pending.popleft()
+                    yield self._next_pending()
                 action = self._state.next_action()
                 if action is None:
                     break

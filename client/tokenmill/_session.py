@@ -108,11 +108,6 @@ class StreamState:
         self._rest()
 
     @property
-    def last_seq(self) -> int:
-        """Where a later `attach(id, after=…)` continues."""
-        return max(self._last, self._skip_through)
-
-    @property
     def finished(self) -> bool:
         return self.delivered.end is not None
 

@@ -55,7 +55,7 @@ class TokenStream(StreamBase):
         try:
             while True:
                 while self._pending:
-                    yield self._pending.popleft()
+                    yield self._next_pending()
                 action = self._state.next_action()
                 if action is None:
                     break

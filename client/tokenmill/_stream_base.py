@@ -33,6 +33,7 @@ class StreamBase:
         self._plan = plan
         self._state = StreamState(plan.request_id, plan.after)
         self._pending: deque[Event] = deque()
+        self._last_seq = plan.after
         self._enqueued = False
         self._owned = False  # this stream put the request into the queue
         self._managed = False  # inside a `with` block, which decides when it is over
@@ -44,8 +45,15 @@ class StreamBase:
 
     @property
     def last_seq(self) -> int:
-        """Number of the last event read: `attach(id, after=last_seq)` continues behind it."""
-        return self._state.last_seq
+        """Number of the last event handed out: `attach(id, after=last_seq)` continues behind it."""
+        return self._last_seq
+
+    def _next_pending(self) -> Event:
+        """Hand out an event that was read; the state may be far ahead of it."""
+        event = self._pending.popleft()
+        if not isinstance(event, RewindEvent):
+            self._last_seq = event.seq
+        return event
 
     @property
     def finished(self) -> bool:
