@@ -1,0 +1,114 @@
+"""What stands in a queue now, read for people: depth by class, tenants, workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+from redis.exceptions import ResponseError
+
+from tokenmill.keys import GROUP, PRIORITIES, TENANT_COUNTER_PREFIX, Keyspace
+
+#: Ready class → the name people use.
+CLASS_NAMES: Final = {"r": "resumed"} | {ready: name for name, ready in PRIORITIES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDepth:
+    """Requests of one class that no worker has taken yet.
+
+    `ready` can be taken at once; `held` wait for their tenant's window. `oldest_s` is the age of
+    the first ready one.
+    """
+
+    name: str
+    ready: int
+    held: int
+    oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """The parts are read one after another: they may differ by what happened in between."""
+
+    queued: int
+    leased: int
+    delayed: int
+    dead_letters: int
+    classes: tuple[ClassDepth, ...]
+    tenants: dict[str, int]
+    workers: tuple[dict[str, Any], ...]
+
+    @property
+    def oldest_s(self) -> float | None:
+        return max(
+            (depth.oldest_s for depth in self.classes if depth.oldest_s is not None), default=None
+        )
+
+
+def read_snapshot(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
+    counters: dict[str, str] = _text(client.hgetall(keys.counters))
+    tenants = {
+        field.removeprefix(TENANT_COUNTER_PREFIX): int(count)
+        for field, count in counters.items()
+        if field.startswith(TENANT_COUNTER_PREFIX)
+    }
+    return QueueSnapshot(
+        queued=int(counters.get("queued", 0)),
+        leased=int(counters.get("leased", 0)),
+        delayed=client.zcard(keys.delayed),
+        dead_letters=client.xlen(keys.dead_letters),
+        classes=tuple(_depths(client, keys, list(tenants))),
+        tenants=tenants,
+        workers=tuple(read_worker_cards(client, keys)),
+    )
+
+
+def read_worker_cards(client: redis.Redis, keys: Keyspace) -> list[dict[str, Any]]:
+    """The cards of the workers that are alive, each with its `id`, in the order of the ids."""
+    names: list[str] = sorted(_text(client.scan_iter(match=keys.worker_cards, count=1000)))
+    texts = client.mget(names) if names else []
+    start = len(keys.worker_card(""))
+    return [
+        {"id": name[start:], **json.loads(text)}
+        for name, text in zip(names, texts, strict=True)
+        if text is not None  # expired in between
+    ]
+
+
+def _text(reply: Any) -> Any:
+    """redis-py types every reply as text or bytes; our clients decode, so it is text."""
+    return reply
+
+
+def _depths(client: redis.Redis, keys: Keyspace, tenants: list[str]) -> Iterator[ClassDepth]:
+    seconds, microseconds = client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    for ready_class, stream in keys.ready_streams.items():
+        pending, last_delivered = _group_position(client, stream)
+        first = _text(client.xrange(stream, min=f"({last_delivered}", count=1))
+        with client.pipeline(transaction=False) as pipeline:
+            for tenant in tenants:
+                pipeline.llen(keys.backlog(ready_class, tenant))
+            held = sum(pipeline.execute())
+        yield ClassDepth(
+            CLASS_NAMES[ready_class],
+            ready=max(client.xlen(stream) - pending, 0),
+            held=held,
+            oldest_s=(now_ms - int(first[0][0].partition("-")[0])) / 1000 if first else None,
+        )
+
+
+def _group_position(client: redis.Redis, stream: str) -> tuple[int, str]:
+    """Entries that are with workers, and the id of the last that was handed out."""
+    try:
+        groups = client.xinfo_groups(stream)
+    except ResponseError:  # no such key: neither a request nor a worker was ever there
+        return 0, "0-0"
+    for group in groups:
+        if group["name"] == GROUP:
+            return group["pending"], group["last-delivered-id"]
+    return 0, "0-0"

@@ -1,0 +1,74 @@
+"""Tells somebody in front of a silent terminal that no worker is there to serve the request."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from types import TracebackType
+from typing import Final, Self
+
+import click
+
+from tokenmill._redis import connect
+from tokenmill._redis_errors import REDIS_ERRORS
+
+from .connection import Connection
+from .snapshot import read_worker_cards
+
+#: Patience before the first look, and between two looks.
+LOOK_EVERY_S: Final = 3.0
+
+
+class WaitingNotice:
+    """Until `stop()`: looks for workers now and then, and says once on stderr if none is ready."""
+
+    def __init__(self, connection: Connection, *, every_s: float = LOOK_EVERY_S) -> None:
+        self._connection = connection
+        self.looks = 0
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def is_watching(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """The request runs, or is over. Does not wait for a look that is under way."""
+        self._stopped.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                reason = self._reason()
+            except REDIS_ERRORS:  # the request itself meets and reports them
+                continue
+            self.looks += 1
+            if reason and not self._stopped.is_set():
+                click.echo(f"tokenmill: the request waits: {reason}", err=True)
+                return
+
+    def _reason(self) -> str | None:
+        """Why nobody serves this pool; None if somebody does."""
+        with closing(connect(self._connection.redis_url)) as client:
+            states = [
+                card.get("state") for card in read_worker_cards(client, self._connection.keys)
+            ]
+        pool = self._connection.pool
+        if "ready" in states:
+            return None
+        if "loading" in states:
+            return f"the worker of pool {pool!r} is still loading its model"
+        return f"no worker is ready in pool {pool!r}; start one with `tokenmill worker`"
