@@ -6,7 +6,7 @@ on the other rows, on its place among them or on what was sampled before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from torch import Tensor
 from .draw import NO_TOKEN, DrawSettings, argmax, draw
 from .errors import SamplingFailed
 from .generation_defaults import GenerationRules
+from .input_checks import BadWordEncoder
 from .logits_processing import RequestAdjustments, adjust_logits
 from .logprobs import gather_logprobs
 from .noise import uniform
 from .outputs import SampledToken, ScheduledRequest, TokenLogprobs
 from .request import Request
 
-BadWordEncoder = Callable[[tuple[str, ...]], Sequence[Sequence[int]]]
 _CHOICE = 0  # `n` is 1: every request has one continuation
 
 
