@@ -2,7 +2,8 @@
 
 A model served by Tokenmill runs under the attention implementation named `IMPLEMENTATION`. Each
 of its attention calls lands in `_attend_for_transformers`, which finds the K/V cache and the mask
-rule of the call in the `ForwardContext` of the running step and hands the work to an `AttentionBackend`.
+rule of the call in the `ForwardContext` of the running step and hands the work to an
+`AttentionBackend`.
 
 No mask function is registered under this name, on purpose: for a name it does not know,
 transformers skips mask building altogether, so a `[T, T]` mask is never made. The context travels

@@ -22,6 +22,12 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers.values())
 
+    def fill(self, value: float) -> None:
+        """NaN makes whoever reads a slot before it is written show."""
+        for layer in self.layers.values():
+            layer.key.fill_(value)
+            layer.value.fill_(value)
+
 
 def allocate_kv_cache(
     specs: Mapping[CallKey, AttentionSpec],

@@ -102,8 +102,23 @@ class ModelRunner:
         """
         block_size = self.kv_cache.block_size
         num_tokens = min(num_tokens, self.kv_cache.num_blocks * block_size - 1)
-        request = Request("warm-up", [0] * num_tokens, SamplingParams())
+        request = Request("warm-up", [0] * (num_tokens + 1), SamplingParams())
         request.block_ids = list(range(-(-(num_tokens + 1) // block_size)))
-        self.compute_logits(SchedulerOutput((ScheduledRequest(request, 0, num_tokens),)))
-        request.token_ids.append(0)
-        self.compute_logits(SchedulerOutput((ScheduledRequest(request, num_tokens, 1),)))
+        for start, count in ((0, num_tokens), (num_tokens, 1)):
+            if count:
+                self.compute_logits(SchedulerOutput((ScheduledRequest(request, start, count),)))
+
+    def profile(self, num_rows: int, num_seqs: int, max_model_len: int) -> None:
+        """Run the largest step there can be: `num_rows` rows of new prompts, `num_seqs` sampled.
+
+        New prompts attend to rows of the step itself, so one block serves as every block.
+        """
+        scheduled = []
+        num_seqs = min(num_seqs, num_rows)
+        for number in range(num_seqs):
+            share = num_rows // num_seqs + (number < num_rows % num_seqs)
+            length = min(share, max_model_len)
+            request = Request(f"profile-{number}", [0] * length, SamplingParams())
+            request.block_ids = [0] * -(-length // self.kv_cache.block_size)
+            scheduled.append(ScheduledRequest(request, 0, length))
+        self.compute_logits(SchedulerOutput(tuple(scheduled), num_rows))
