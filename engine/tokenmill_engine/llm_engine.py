@@ -1,0 +1,206 @@
+"""The engine: requests in, token and text deltas out, one step at a time.
+
+Synchronous and free of threads: whoever owns an engine calls `step()` in a loop, and adds or aborts
+requests between steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from .config import EngineConfig, SchedulerConfig
+from .errors import DuplicateRequest
+from .generation_defaults import GenerationDefaults
+from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
+from .kv_cache_manager import KVCacheManager
+from .model_loader import load_runner
+from .model_runner import ModelRunner
+from .outputs import (
+    EngineStats,
+    ModelRunnerOutput,
+    RequestOutput,
+    SampledToken,
+    SchedulerOutput,
+)
+from .request import FinishReason, Request
+from .sampler import Sampler
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+from .sequence_text import SequenceText
+from .tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """Continuous batching over one model. Build it with `LLMEngine.load(config)`."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sampler: Sampler,
+        scheduler: Scheduler,
+        *,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        vocab_size: int,
+        model_name: str = "",
+        seed: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self.vocab_size = vocab_size
+        self.runner = runner
+        self.scheduler = scheduler
+        self._sampler = sampler
+        self._seed = seed
+        self._texts: dict[str, SequenceText] = {}
+        self._replayed: list[
+            SequenceText
+        ] = []  # resumed requests that had all their tokens already
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, on_progress: Callable[[str], None] | None = None
+    ) -> LLMEngine:
+        """Loads, probes, self-tests and warms up the model.
+
+        Raises ConfigError for options that do not fit, ModelLoadError when there is nothing usable
+        to load, UnsupportedModel when the model cannot be served exactly.
+        """
+        tokenizer = Tokenizer.load(
+            config.tokenizer or config.model,
+            revision=config.revision if config.tokenizer is None else None,
+            trust_remote_code=config.trust_remote_code,
+        )
+        runner, facts = load_runner(config, on_progress)
+        kv = KVCacheManager(
+            facts.num_blocks, facts.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        scheduler_config = SchedulerConfig(
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_model_len=facts.max_model_len,
+            policy=config.scheduling_policy,
+            rope_switch_tokens=facts.rope_switch_tokens,
+        )
+        defaults = GenerationDefaults.from_model(
+            runner.model.generation_config, runner.model.config, tokenizer.eos_token_id
+        )
+        return cls(
+            runner,
+            Sampler(rules=defaults.rules, encode_bad_words=tokenizer.bad_word_ids),
+            Scheduler(scheduler_config, kv),
+            tokenizer=tokenizer,
+            defaults=defaults,
+            vocab_size=facts.vocab_size,
+            model_name=config.model,
+            seed=config.seed,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return self.scheduler.config.max_model_len
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests or bool(self._replayed)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        output_token_ids: Sequence[int] = (),
+        emitted_chars: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queues a request; its outputs come from `step()`.
+
+        A successor of a lost worker passes the tokens already published as `output_token_ids` and
+        the length of the text that went with them as `emitted_chars`: the request continues behind
+        them, and its first text delta starts there.
+
+        Raises InvalidRequest and its subclasses, DuplicateRequest, ResumeMismatch; then nothing has
+        changed.
+        """
+        if request_id in self._texts:
+            raise DuplicateRequest(f"request {request_id} is already waiting or running")
+        check_prompt_token_ids(prompt_token_ids, self.vocab_size)
+        check_token_ids("output_token_ids", output_token_ids, self.vocab_size)
+        validate_params(params, self.vocab_size, self.tokenizer.bad_word_ids)
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            output_token_ids=output_token_ids,
+            eos_token_ids=self.defaults.eos_token_ids,
+            seed=params.seed if params.seed is not None else derive_seed(self._seed, request_id),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        text = SequenceText(request, self.tokenizer)
+        text.replay(self.scheduler.config, emitted_chars)
+        if request.finish_reason is None:
+            self.scheduler.add(request)
+        else:
+            self._replayed.append(text)
+        self._texts[request_id] = text
+
+    def abort_request(self, request_id: str) -> None:
+        """Ends a request at once, between steps; it gives no further output."""
+        text = self._texts.pop(request_id, None)
+        if text is not None:
+            self.scheduler.abort(request_id)
+            self._replayed = [other for other in self._replayed if other is not text]
+            self._sampler.forget(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Computes one step; returns what it added to each request that got a token or ended."""
+        replayed, self._replayed = self._replayed, []
+        outputs = [self._report(text, None) for text in replayed]
+        plan = self.scheduler.schedule()
+        if plan.scheduled:
+            outputs.extend(self._book(plan, self.runner.execute(plan, self._sampler)))
+        return outputs
+
+    def _book(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestOutput]:
+        tokens = dict(
+            zip((item.request.request_id for item in plan.sampling), result.sampled, strict=True)
+        )
+        failed = [request_id for request_id, token in tokens.items() if token.error is not None]
+        for request_id in failed:
+            # Before the update, which then passes over the request and its token.
+            self.scheduler.finish(self._texts[request_id].request, FinishReason.ERROR)
+            del tokens[request_id]
+        self.scheduler.update_from_output(plan, result)
+        return [self._report(self._texts[request_id], None) for request_id in failed] + [
+            self._report(self._texts[request_id], token) for request_id, token in tokens.items()
+        ]
+
+    def _report(self, text: SequenceText, token: SampledToken | None) -> RequestOutput:
+        output = text.advance(token)
+        if output.finish_reason is not None:
+            request = text.request
+            if token is not None and not request.is_finished:  # ended by a stop string
+                self.scheduler.finish(request, output.finish_reason, output.stop_reason)
+            del self._texts[request.request_id]
+            self._sampler.forget(request.request_id)
+        return output
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.engine_stats()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        self.scheduler.check_invariants()
+
+
+def derive_seed(engine_seed: int, request_id: str) -> int:
+    """The seed of a request that brings none: fixed by the engine's seed and the request's id."""
+    digest = hashlib.blake2b(
+        request_id.encode(), key=engine_seed.to_bytes(8, "big"), digest_size=8
+    ).digest()
+    return int.from_bytes(digest, "big") >> 1  # 63 bits, the range of an explicit seed

@@ -1,0 +1,85 @@
+"""The text side of one request: tokens in, deltas and stop strings out."""
+
+from __future__ import annotations
+
+from .config import SchedulerConfig
+from .detokenizer import Detokenizer
+from .errors import ResumeMismatch
+from .outputs import RequestOutput, SampledToken, TokenLogprobs
+from .request import FinishReason, Request
+from .stopping import check_stop
+from .tokenizer import Tokenizer
+
+
+class SequenceText:
+    """Follows a request's output tokens. Everything in here is a function of the token ids alone,
+    so that a successor rebuilds it by replaying what was published.
+
+    A stop string found here is noted on the request as its `finish_reason`; freeing the request's
+    blocks is left to whoever owns the scheduler.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._detokenizer = Detokenizer(tokenizer, request.params)
+        self._unread = ""  # text that the replayed tokens gave, but nobody published
+
+    def replay(self, config: SchedulerConfig, emitted_chars: int | None) -> None:
+        """Feeds the output tokens a request comes with; notes if they are all it needs.
+
+        Raises ResumeMismatch if they cannot have come from this request: a stop before their end,
+        or less text than the `emitted_chars` characters that were published with them.
+        """
+        request = self.request
+        published = request.output_token_ids
+        stop = check_stop(request, config)
+        if stop is not None:
+            request.finish_reason, request.stop_reason = stop
+        for index, token_id in enumerate(published):
+            is_last = index == len(published) - 1
+            self._unread += self._push(token_id, is_last=is_last)
+            if isinstance(request.stop_reason, str) and not is_last:
+                raise ResumeMismatch(
+                    f"request {request.request_id}: tokens were published behind a stop string"
+                )
+        if emitted_chars is not None:
+            if emitted_chars > len(self._unread):
+                raise ResumeMismatch(
+                    f"request {request.request_id}: {len(published)} published tokens give "
+                    f"{len(self._unread)} characters, but {emitted_chars} were published"
+                )
+            self._unread = self._unread[emitted_chars:]
+
+    def advance(self, sampled: SampledToken | None = None) -> RequestOutput:
+        """What a step added; `sampled` is the newest token, None if a request ends without one."""
+        request = self.request
+        text, self._unread = self._unread, ""
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sampled is not None:
+            token_ids = (sampled.token_id,)
+            logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
+            text += self._push(sampled.token_id, is_last=True)
+        if request.finish_reason is not None:
+            text += self._detokenizer.finish()
+        return RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=token_ids,
+            text=text,
+            logprobs=logprobs,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_preemptions=request.num_preemptions,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+
+    def _push(self, token_id: int, *, is_last: bool) -> str:
+        request = self.request
+        by_token = is_last and request.finish_reason is FinishReason.STOP
+        delta = self._detokenizer.push((token_id,), stop_token=by_token)
+        if delta.stop_string is not None:
+            # It wins over a limit reached by the same token, as in vLLM.
+            request.finish_reason, request.stop_reason = FinishReason.STOP, delta.stop_string
+        return delta.text
