@@ -37,13 +37,17 @@ def allocate_kv_cache(
     block_size: int,
     device: torch.device,
 ) -> KVCache:
-    """Zeroed tensors for every attention call, each shaped by what that call passes."""
+    """Tensors for every attention call, each shaped by what that call passes.
+
+    Not initialised: a slot is written before anything reads it, and memory that is not touched is
+    not taken from a CPU until the pool fills up.
+    """
     layers = {}
     for call, spec in specs.items():
         key_shape, value_shape = backend.cache_shapes(spec, num_blocks, block_size)
         layers[call] = LayerCache(
-            key=torch.zeros(key_shape, dtype=spec.dtype, device=device),
-            value=torch.zeros(value_shape, dtype=spec.dtype, device=device),
+            key=torch.empty(key_shape, dtype=spec.dtype, device=device),
+            value=torch.empty(value_shape, dtype=spec.dtype, device=device),
         )
     return KVCache(num_blocks=num_blocks, block_size=block_size, layers=layers)
 
