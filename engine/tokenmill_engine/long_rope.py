@@ -52,8 +52,12 @@ def _per_row_forward(module: Any, switch_tokens: int) -> RopeForward:
     def with_frequencies(
         frequencies: torch.Tensor, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        module.inv_freq = frequencies
-        return rotate(module, x, position_ids)
+        # Put back afterwards: transformers' own choice overwrites the buffer in place.
+        buffer, module.inv_freq = module.inv_freq, frequencies
+        try:
+            return rotate(module, x, position_ids)
+        finally:
+            module.inv_freq = buffer
 
     def forward(
         x: torch.Tensor, position_ids: torch.Tensor, **kwargs: object

@@ -22,7 +22,7 @@ from .request import Request
 from .sampling_params import SamplingParams
 
 PROMPT_TOKENS = (23, 9, 14)
-ROWS_PER_STEP = 8
+ROWS_PER_STEP = 16
 BLOCK_SIZE = 4
 NUM_BLOCKS = len(PROMPT_TOKENS) * -(-(max(PROMPT_TOKENS) + 2) // BLOCK_SIZE)
 
@@ -72,7 +72,7 @@ def _requests(runner: ModelRunner, longest: int) -> list[Request]:
 
 
 def _steps(requests: Sequence[Request], max_rows: int) -> Iterator[SchedulerOutput]:
-    """Up to five rows of each request, until each has been sampled twice."""
+    """Up to nine rows of each request, until each has been sampled twice."""
     while True:
         scheduled: list[ScheduledRequest] = []
         room = max_rows
@@ -80,7 +80,7 @@ def _steps(requests: Sequence[Request], max_rows: int) -> Iterator[SchedulerOutp
             left = request.num_tokens - request.num_computed_tokens
             if request.num_output_tokens == 2 or not room:
                 continue
-            count = min(left, 5, room)
+            count = min(left, 9, room)
             scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count))
             request.num_computed_tokens += count
             room -= count
