@@ -103,6 +103,11 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task else 0
         reply = await aretry(operation, self._retry_policy(), self._url)
+        if task is not None and task.cancelling() > cancelled_before:
+            # redis-py waits with wait_for, which before Python 3.12 may swallow a cancellation.
+            raise asyncio.CancelledError
         self._reached = True
         return reply

@@ -8,8 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ._mailbox import AsyncMailbox
-from ._redis_errors import REDIS_ERRORS
-from ._subscribers import READ_TIMEOUT_S, Outage, Pulse, Subscribers
+from ._subscribers import CONNECTION_ERRORS, READ_TIMEOUT_S, Outage, Pulse, Subscribers
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -29,34 +28,44 @@ class AsyncListener:
         self._anchor = anchor  # never published to: keeps the connection in subscriber mode
         self._subscribers = Subscribers()
         self._pubsub: Any = None  # redis-py's PubSub is untyped
+        self._sending = asyncio.Lock()
         self._outage = Outage()
         self._task: asyncio.Task[None] | None = None
 
     async def subscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
         is_new = self._subscribers.add(channel, mailbox)
-        if self._task is None or self._task.done():
+        if self._task is None:
             self._task = asyncio.create_task(self._run(), name="tokenmill-listener")
-        elif is_new and self._pubsub is not None:
-            with contextlib.suppress(*REDIS_ERRORS):  # the reader notices, and subscribes anew
-                await self._pubsub.subscribe(channel)
+        elif is_new:
+            await self._send("subscribe", channel)
 
     async def unsubscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
-        if self._subscribers.remove(channel, mailbox) and self._pubsub is not None:
-            with contextlib.suppress(*REDIS_ERRORS):
-                await self._pubsub.unsubscribe(channel)
+        if self._subscribers.remove(channel, mailbox):
+            await self._send("unsubscribe", channel)
 
     async def aclose(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            while not task.done():
+                # Again and again: redis-py waits with wait_for, which before Python 3.12 may
+                # swallow a cancellation.
+                task.cancel()
+                await asyncio.wait([task], timeout=0.05)
         self._subscribers.wake()  # whoever still reads finds the client closed
+
+    async def _send(self, command: str, *channels: str) -> None:
+        """One command at a time, in the order of the calls, and none on a closed connection."""
+        async with self._sending:
+            if self._pubsub is not None:
+                # The reader meets the same trouble, and subscribes anew.
+                with contextlib.suppress(*CONNECTION_ERRORS):
+                    await getattr(self._pubsub, command)(*channels)
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._listen()
-            except REDIS_ERRORS as error:
+            except CONNECTION_ERRORS as error:
                 self._subscribers.lost()
                 if not self._outage.is_on:
                     logger.warning("no live messages for now (%s)", type(error).__name__)
@@ -71,12 +80,13 @@ class AsyncListener:
             self._pubsub = pubsub
             missing = set(self._subscribers.channels()) - set(channels)
             if missing:
-                await pubsub.subscribe(*missing)
+                await self._send("subscribe", *missing)
             await self._read(pubsub)
         finally:
             self._pubsub = None
-            with contextlib.suppress(*REDIS_ERRORS):
-                await pubsub.aclose()
+            async with self._sending:
+                with contextlib.suppress(*CONNECTION_ERRORS):
+                    await pubsub.aclose()
 
     async def _read(self, pubsub: Any) -> None:
         pulse = Pulse()
@@ -87,4 +97,4 @@ class AsyncListener:
                 self._outage.is_over()
                 self._subscribers.dispatch(message)
             elif pulse.must_ping():
-                await pubsub.ping()
+                await self._send("ping")

@@ -8,8 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ._mailbox import Mailbox
-from ._redis_errors import REDIS_ERRORS
-from ._subscribers import READ_TIMEOUT_S, Outage, Pulse, Subscribers
+from ._subscribers import CONNECTION_ERRORS, READ_TIMEOUT_S, Outage, Pulse, Subscribers
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -44,13 +43,15 @@ class Listener:
                 )
                 self._thread.start()
             elif is_new and self._pubsub is not None:
-                with contextlib.suppress(*REDIS_ERRORS):  # the reader notices, and subscribes anew
+                with contextlib.suppress(
+                    *CONNECTION_ERRORS
+                ):  # the reader notices, and subscribes anew
                     self._pubsub.subscribe(channel)
 
     def unsubscribe(self, channel: str, mailbox: Mailbox) -> None:
         with self._lock:
             if self._subscribers.remove(channel, mailbox) and self._pubsub is not None:
-                with contextlib.suppress(*REDIS_ERRORS):
+                with contextlib.suppress(*CONNECTION_ERRORS):
                     self._pubsub.unsubscribe(channel)
 
     def close(self, timeout_s: float) -> None:
@@ -58,7 +59,7 @@ class Listener:
         self._closing.set()
         with self._lock:
             if self._pubsub is not None:
-                with contextlib.suppress(*REDIS_ERRORS):
+                with contextlib.suppress(*CONNECTION_ERRORS):
                     self._pubsub.ping()  # its answer wakes the reader
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -69,7 +70,7 @@ class Listener:
         while not self._closing.is_set():
             try:
                 self._listen()
-            except REDIS_ERRORS as error:
+            except CONNECTION_ERRORS as error:
                 with self._lock:
                     self._subscribers.lost()
                 if not self._outage.is_on:
@@ -93,7 +94,7 @@ class Listener:
         finally:
             with self._lock:
                 self._pubsub = None
-            with contextlib.suppress(*REDIS_ERRORS):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 pubsub.close()
 
     def _read(self, pubsub: Any) -> None:

@@ -92,5 +92,7 @@ class AsyncMailbox:
         if not self._buffer.has_news:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                # Not wait_for: before Python 3.12 it may swallow a cancellation.
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
         return self._buffer.take()

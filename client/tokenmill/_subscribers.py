@@ -9,8 +9,11 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ._mailbox import Subscriber
-from ._redis_errors import RetryPolicy
+from ._redis_errors import REDIS_ERRORS, RetryPolicy
 
+#: What using a connection may raise. redis-py trips over its own closed socket when a connection
+#: is dropped while another thread or task is about to use it: AttributeError and ValueError.
+CONNECTION_ERRORS = (*REDIS_ERRORS, AttributeError, ValueError)
 #: A silent connection is looked after this often.
 READ_TIMEOUT_S = 1.0
 #: Nothing heard for this long: ask whether the connection still lives.
