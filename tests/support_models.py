@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
+
 from tokenmill_engine.attention import AttentionBackend, AttentionSpec, LayerCache
 from tokenmill_engine.checkpoint import LoadedModel
 from tokenmill_engine.config import EngineConfig
@@ -21,7 +23,6 @@ from tokenmill_engine.model_runner import ModelRunner
 from tokenmill_engine.outputs import ScheduledRequest, SchedulerOutput
 from tokenmill_engine.request import Request
 from tokenmill_engine.sampling_params import SamplingParams
-from transformers import PreTrainedModel
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 128
@@ -196,9 +197,9 @@ def _random_step(
     scheduled: list[ScheduledRequest] = []
     room = MAX_ROWS
     for request in rng.sample(running, len(running)):
-        if rope_switch_tokens is not None and request.rope_regime != "long":
-            if request.num_tokens > rope_switch_tokens:
-                request.rope_regime, request.num_computed_tokens = "long", 0
+        is_long = rope_switch_tokens is not None and request.num_tokens > rope_switch_tokens
+        if is_long and request.rope_regime != "long":
+            request.rope_regime, request.num_computed_tokens = "long", 0
         left = request.num_tokens - request.num_computed_tokens
         if not room or rng.random() < 0.2:
             continue

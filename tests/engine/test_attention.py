@@ -11,6 +11,7 @@ import torch
 
 from support_models import make_step, nan_filled_cache
 from tokenmill_engine.attention import AttentionRule, AttentionSpec, LayerCache
+from tokenmill_engine.paged_attention_plan import PAGES_PER_TILE, ROWS_PER_TILE
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
 from tokenmill_engine.step_inputs import build_step_inputs
 
@@ -45,28 +46,28 @@ class Sequence:
 
 
 def dense(sequence: Sequence, rule: AttentionRule) -> torch.Tensor:
-    """`[length, H, Dv]` float64: query by query, head by head, by the definition."""
+    """`[length, H, Dv]` float64, by the definition: one score for every pair of positions."""
     groups = sequence.query.shape[1] // sequence.key.shape[1]
-    rows = []
-    for position in range(sequence.length):
-        keys = [
-            k
-            for k in range(position + 1)
-            if (rule.window is None or k > position - rule.window)
-            and (rule.chunk is None or k // rule.chunk == position // rule.chunk)
+    visible = [
+        [
+            k <= q
+            and (rule.window is None or k > q - rule.window)
+            and (rule.chunk is None or k // rule.chunk == q // rule.chunk)
+            for k in range(sequence.length)
         ]
-        heads = []
-        for head in range(sequence.query.shape[1]):
-            k = sequence.key[keys, head // groups].double()
-            v = sequence.value[keys, head // groups].double()
-            scores = k @ sequence.query[position, head].double() * rule.scaling
-            if rule.softcap is not None:
-                scores = rule.softcap * torch.tanh(scores / rule.softcap)
-            if rule.sinks is not None:
-                scores = torch.cat([scores, rule.sinks[head].double()[None]])
-            heads.append(torch.softmax(scores, 0)[: len(keys)] @ v)
-        rows.append(torch.stack(heads))
-    return torch.stack(rows)
+        for q in range(sequence.length)
+    ]
+    key = sequence.key.double().repeat_interleave(groups, 1)
+    value = sequence.value.double().repeat_interleave(groups, 1)
+    scores = torch.einsum("qhd,khd->hqk", sequence.query.double(), key) * rule.scaling
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores = scores.masked_fill(~torch.tensor(visible), float("-inf"))
+    if rule.sinks is not None:
+        sinks = rule.sinks.double()[:, None, None].expand(-1, sequence.length, 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = torch.softmax(scores, -1)[..., : sequence.length]
+    return torch.einsum("hqk,khd->qhd", weights, value)
 
 
 def paged(
@@ -160,3 +161,69 @@ def test_equals_dense_attention(shape: Shape, settings: dict[str, object]) -> No
     sequences = sequences_of(shape, (1, 5, 33, 70), seed=len(settings))
     for got, sequence in zip(paged(sequences, rule, shape, seed=3), sequences, strict=True):
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 150}, {"softcap": 2.0, "sinks": True}])
+def test_more_rows_and_blocks_than_one_tile(settings: dict[str, object]) -> None:
+    shape = Shape(block_size=1)
+    lengths = (3 * ROWS_PER_TILE + 5, *[60] * (PAGES_PER_TILE // 50))
+    rule = make_rule(shape, settings)
+    sequences = sequences_of(shape, lengths, seed=1)
+    for got, sequence in zip(paged(sequences, rule, shape, seed=1), sequences, strict=True):
+        torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 7, "sinks": True}])
+def test_bfloat16_is_as_close_as_its_rounding(settings: dict[str, object]) -> None:
+    shape = Shape(dtype=torch.bfloat16, key_dim=64, value_dim=64, block_size=32)
+    rule = make_rule(shape, settings)
+    sequences = sequences_of(shape, (5, 70, 130), seed=2)
+    for got, sequence in zip(paged(sequences, rule, shape, seed=2), sequences, strict=True):
+        assert got.dtype is torch.bfloat16
+        # Inputs are exact here; weights and outputs are rounded to 8 bits.
+        torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=2**-7, atol=2**-7)
+
+
+def test_a_neighbour_full_of_nan_harms_nobody() -> None:
+    shape, rule = Shape(), make_rule(Shape(), {})
+    sequences = sequences_of(shape, (21, 33, 9), seed=5)
+    for tensor in (sequences[0].query, sequences[0].key, sequences[0].value):
+        tensor.fill_(float("nan"))
+    results = paged(sequences, rule, shape, seed=5)
+    assert results[0].isnan().all()
+    for got, sequence in zip(results[1:], sequences[1:], strict=True):
+        torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
+
+
+def test_a_freed_block_full_of_nan_harms_nobody() -> None:
+    """The next owner of a block reads none of the slots that it has not written itself."""
+    shape, rule = Shape(), make_rule(Shape(), {})
+    (sequence,) = sequences_of(shape, (6,), seed=6)
+    backend = TorchPagedAttention()
+    layer = nan_filled_cache(backend, shape.spec, 2, shape.block_size)
+    rows = [
+        one_step([sequence], [(0, position, position + 1)], [[1, 0]], (backend, layer, rule, shape))
+        for position in range(sequence.length)
+    ]
+    torch.testing.assert_close(
+        torch.cat(rows).double(), dense(sequence, rule), rtol=1e-5, atol=2e-6
+    )
+
+
+def test_decode_does_not_depend_on_the_batch() -> None:
+    """Bit for bit: a row is reduced over its own blocks, in their order."""
+    shape, rule = Shape(), make_rule(Shape(), {"window": 50})
+    sequences = sequences_of(shape, (70, 33, 5, 64), seed=7)
+
+    def last_token_of_the_first(others: list[Sequence]) -> torch.Tensor:
+        chosen = [sequences[0], *others]
+        tables = [list(range(20 * i, 20 * i + 20)) for i in range(len(chosen))]
+        backend = TorchPagedAttention()
+        layer = nan_filled_cache(backend, shape.spec, 20 * len(chosen), shape.block_size)
+        context = (backend, layer, rule, shape)
+        prompts = [(i, 0, s.length - 1) for i, s in enumerate(chosen)]
+        decodes = [(i, s.length - 1, s.length) for i, s in enumerate(chosen)]
+        one_step(chosen, prompts, tables, context)
+        return one_step(chosen, decodes, tables, context)[0]
+
+    assert torch.equal(last_token_of_the_first([]), last_token_of_the_first(sequences[1:]))
