@@ -7,6 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 from ._async_listener import AsyncListener
 from ._base import (
     FIRST_CONTACT_S,
@@ -105,9 +108,19 @@ class AsyncLink(BaseLink):
         self.check_usable()
         task = asyncio.current_task()
         cancelled_before = task.cancelling() if task else 0
-        reply = await aretry(operation, self._retry_policy(), self._url)
+        reply = await aretry(lambda: _unwrapped(operation), self._retry_policy(), self._url)
         if task is not None and task.cancelling() > cancelled_before:
             # redis-py waits with wait_for, which before Python 3.12 may swallow a cancellation.
             raise asyncio.CancelledError
         self._reached = True
         return reply
+
+
+async def _unwrapped(operation: Callable[[], Awaitable[T]]) -> T:
+    """redis-py's asyncio connection hides a refused password in a ConnectionError."""
+    try:
+        return await operation()
+    except RedisConnectionError as error:
+        if isinstance(error.__cause__, AuthenticationError):
+            raise error.__cause__ from None
+        raise
