@@ -17,6 +17,7 @@ TEXTS = (
     "日本語の文章と中文字符,한국어 문장.",
     "مرحبا بالعالم، كيف حالك؟ שלום עולם",
     " leading and trailing spaces   ",
+    "a literal \ufffd in between and one at the end \ufffd",
 )
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
