@@ -81,8 +81,9 @@ class Submission:
     is_private: bool
 
 
+_SUPPORTED = frozenset(RequestParams.__annotations__)
 _OPTIONS = frozenset(RequestOptions.__annotations__)
-_FIELDS = frozenset(RequestParams.__annotations__) - _OPTIONS - {"sampling_params"}
+_FIELDS = _SUPPORTED - _OPTIONS - {"sampling_params"}
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -101,13 +102,14 @@ def build(prompt: Prompt, params: Mapping[str, Any], defaults: RequestOptions) -
         InvalidRequest: any other wrong value. All three name the field, never the value.
     """
     for name in params:
-        if name not in _OPTIONS | _FIELDS | {"sampling_params"}:
-            supported = ", ".join(sorted(_OPTIONS | _FIELDS | {"sampling_params"}))
+        if name not in _SUPPORTED:
+            supported = ", ".join(sorted(_SUPPORTED))
             raise UnsupportedParameter(name[:64], f"not supported; supported: {supported}")
-    options = {**defaults, **{k: v for k, v in params.items() if k in _OPTIONS and v is not None}}
+    given = {name: value for name, value in params.items() if name in _OPTIONS}
+    options = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     request_id = check_id(options.get("request_id", new_request_id()))
     priority = options.get("priority", "normal")
-    if priority not in PRIORITIES:
+    if not isinstance(priority, str) or priority not in PRIORITIES:
         raise InvalidRequest("priority", f"must be one of {', '.join(PRIORITIES)}")
     field, value = _prompt_field(prompt)
     body = _encode(field, {field: value, **_request_fields(params, request_id)})
@@ -206,10 +208,10 @@ def _encode(prompt_field: str, fields: dict[str, Any]) -> str:
         raise explain(error) from None  # the cause's text would quote the input
     except PydanticSerializationError:
         raise InvalidRequest(prompt_field, "must be valid Unicode text") from None
-    if len(body.encode()) > limits.MAX_BODY_BYTES:
+    size = len(body.encode())
+    if size > limits.MAX_BODY_BYTES:
         raise RequestTooLarge(
             prompt_field,
-            f"the encoded request has {len(body.encode())} bytes; "
-            f"the limit is {limits.MAX_BODY_BYTES}",
+            f"the encoded request has {size} bytes; the limit is {limits.MAX_BODY_BYTES}",
         )
     return body
