@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
@@ -17,25 +17,40 @@ if TYPE_CHECKING:
 def create_groups(client: redis.Redis, keys: Keyspace) -> None:
     """Make the consumer group of every ready stream; those that exist stay as they are."""
     for stream in keys.ready_streams.values():
-        try:
-            # From 0, not $: what was enqueued before the first worker came must be read.
-            client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            _unless_exists(error)
+        for options in _GROUP_OPTIONS:
+            try:
+                client.xgroup_create(stream, GROUP, **options)
+                break
+            except ResponseError as error:
+                if _exists(error, options):
+                    break
 
 
 async def acreate_groups(client: redis.asyncio.Redis, keys: Keyspace) -> None:
     """`create_groups` for asyncio."""
     for stream in keys.ready_streams.values():
-        try:
-            await client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            _unless_exists(error)
+        for options in _GROUP_OPTIONS:
+            try:
+                await client.xgroup_create(stream, GROUP, **options)
+                break
+            except ResponseError as error:
+                if _exists(error, options):
+                    break
 
 
-def _unless_exists(error: ResponseError) -> None:
-    if "BUSYGROUP" not in str(error):
+#: From 0, not $: what was enqueued before the first worker came must be read. Redis 7 is told that
+#: nothing was read yet, or it could not tell the group's lag while older entries are pending.
+_FROM_THE_START: Final[dict[str, Any]] = {"id": "0", "mkstream": True}
+_GROUP_OPTIONS: Final = ({**_FROM_THE_START, "entries_read": 0}, _FROM_THE_START)
+
+
+def _exists(error: ResponseError, options: dict[str, Any]) -> bool:
+    """Whether the group is there; False: try the next options. Re-raises anything else."""
+    if "BUSYGROUP" in str(error):
+        return True
+    if "entries_read" not in options:
         raise error
+    return False  # Redis 6.2 does not know ENTRIESREAD, and reports no lag
 
 
 def read_entries(keys: Keyspace, reply: Any) -> list[ReadyEntry]:

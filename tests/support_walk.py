@@ -1,0 +1,282 @@
+"""A random walk over the queue's scripts: two workers, clients, foreign producers and mishaps.
+
+After every step the whole keyspace is read and checked: the invariants, and against what the walk
+remembers (nothing accepted is lost, what has ended stays as it is, what is stored is published).
+Time is not waited for: deadlines, due times and idle times are moved in Redis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import redis
+
+from support_invariants import check_invariants, check_lag_is_known
+from support_snapshot import Snapshot, take_snapshot
+from tokenmill.calls import AppendEvent, QueueCalls, QueuePolicy
+from tokenmill.keys import GROUP, Keyspace
+from tokenmill.protocol import TERMINAL_STATES
+from tokenmill.ready import create_groups, read_entries
+from tokenmill.replies import Lease, LeaseCode, ReadyEntry
+from tokenmill.scripts import Script, ScriptCall, load_script, run
+
+T = TypeVar("T")
+
+WORKERS = ("worker-a", "worker-b")
+POLICY = QueuePolicy(
+    deadline_ms=100_000, retention_ms=50_000, max_queued=9, max_queued_per_tenant=6, window=2,
+    max_body_bytes=200, lease_ms=15_000, max_strikes=2, max_fence=6, max_deliveries=3,
+)  # fmt: skip
+MARKER = "marker"
+#: Ended requests that are kept in Redis; older ones reach the end of their retention.
+KEPT = 4
+
+
+@dataclass
+class Memory:
+    """What the walk knows besides Redis."""
+
+    bodies: dict[str, str] = field(default_factory=dict)  # accepted requests
+    plain: set[str] = field(default_factory=set)  # ids of plain XADDs
+    forgotten: set[str] = field(default_factory=set)  # their lifetime is over
+    fences: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)  # id → record and log at its end
+    #: (ready class, entry) of what has been pending for more than a lease.
+    aged: set[tuple[str, str]] = field(default_factory=set)
+
+
+class Walk:
+    """One walk. `step()` raises AssertionError when anything is wrong."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: Keyspace,
+        seed: int,
+        script_of: Callable[[str], Script] = load_script,
+    ) -> None:
+        self.client = client
+        self.keys = keys
+        self.calls = QueueCalls(keys, POLICY)
+        self.random = random.Random(seed)
+        self.script_of = script_of
+        self.memory = Memory()
+        self.leases: list[tuple[str, Lease]] = []  # (worker, live lease)
+        self.stale: deque[tuple[str, Lease]] = deque(maxlen=12)
+        self.read_only: deque[ReadyEntry] = deque(maxlen=12)
+        self.outcomes: Counter[str] = Counter()
+        self.history: deque[str] = deque(maxlen=8)
+        self.num_ids = 0
+        create_groups(client, keys)
+        self.subscriber = client.pubsub()
+        self.subscriber.psubscribe(keys.channel("*"))
+        self.subscriber.get_message(timeout=5.0)  # the confirmation
+        self.snapshot = take_snapshot(client, keys)
+
+    def close(self) -> None:
+        """Leave nothing behind: every step reads all keys of the server."""
+        self.subscriber.close()
+        for key in self.client.keys(f"{self.keys.prefix}*"):
+            self.client.delete(key)
+
+    # How a call is made
+
+    def call(self, call: ScriptCall[T]) -> T:
+        """Send a call; now and then again, as after a lost reply: nothing may change then."""
+        call = dataclasses.replace(call, script=self.script_of(call.script.name))
+        reply = run(self.client, call)
+        if call.script.name != "tick" and self.random.random() < 0.15:
+            once = self.take().content()
+            run(self.client, call)
+            assert self.take().content() == once, f"repeated {call.script.name} changed something"
+        return reply
+
+    def call_stale(self, call: ScriptCall[T]) -> T:
+        """Send a call of somebody who lost the lease: nothing may change."""
+        call = dataclasses.replace(call, script=self.script_of(call.script.name))
+        reply = run(self.client, call)
+        assert self.take().content() == self.snapshot.content(), f"stale {call.script.name} wrote"
+        return reply
+
+    def take(self) -> Snapshot:
+        return take_snapshot(self.client, self.keys)
+
+    def now_ms(self) -> int:
+        seconds, micros = self.client.time()
+        return seconds * 1000 + micros // 1000
+
+    def new_id(self) -> str:
+        self.num_ids += 1
+        return f"id-{self.num_ids}"
+
+    def some_id(self, *states: str) -> str | None:
+        """An id in one of the states (none given: any)."""
+        records = self.snapshot.records.items()
+        ids = [name for name, record in records if not states or record["state"] in states]
+        return self.random.choice(ids) if ids else None
+
+    def some_lease(self) -> tuple[str, Lease] | None:
+        return self.random.choice(self.leases) if self.leases else None
+
+    def num_events(self, request_id: str) -> int:
+        return len(self.snapshot.logs.get(request_id, {}))
+
+    # One step and its checks
+
+    def step(self, name: str, action: Callable[[Walk], None]) -> None:
+        self.history.append(name)
+        before = self.snapshot
+        action(self)
+        self.snapshot = self.take()
+        check_invariants(self.snapshot, self.keys, POLICY)
+        self._check_memory(self.snapshot)
+        self._check_published(before, self.snapshot)
+        if name.startswith("tick"):
+            check_lag_is_known(self.snapshot)
+            self._check_blame(before, self.snapshot)
+        self._sort_leases()
+        self._forget_old()
+
+    def _check_memory(self, now: Snapshot) -> None:
+        memory = self.memory
+        self._welcome_reborn(now)
+        buried = {letter["id"]: letter for letter in now.dead_letters.values()}
+        waiting = {fields.get("id") for _, _, fields in now.ready_entries()}
+        for request_id in memory.bodies.keys() - memory.forgotten:
+            assert request_id in now.records, f"I10 {request_id}: accepted, but lost"
+        for request_id in memory.plain - memory.forgotten - now.records.keys():
+            assert request_id in waiting | buried.keys(), f"I10 {request_id}: plain, but lost"
+        for request_id, record in now.records.items():
+            body = memory.bodies.get(request_id)
+            if body is not None and "body" in record:
+                assert record["body"] == body, f"{request_id}: body changed"
+            fence = int(record["fence"])
+            assert fence >= memory.fences.get(request_id, 0), f"I3 {request_id}: fence fell"
+            memory.fences[request_id] = fence
+            if record["state"] not in TERMINAL_STATES:
+                continue
+            end = (record, now.logs[request_id])
+            assert memory.ended.setdefault(request_id, end) == end, f"{request_id}: not final"
+            if record["state"] == "dead" and body is not None:
+                assert buried[request_id]["body"] == body, f"{request_id}: dead, not buried"
+
+    def _welcome_reborn(self, now: Snapshot) -> None:
+        """An id whose lifetime is over may be used again: a plain XADD of it was waiting."""
+        for request_id in self.memory.forgotten & now.records.keys():
+            self.memory.forgotten.remove(request_id)
+            self.memory.fences.pop(request_id, None)
+            self.memory.ended.pop(request_id, None)
+
+    def _check_published(self, before: Snapshot, after: Snapshot) -> None:
+        """Pub/Sub carries exactly what the logs gained, in order."""
+        published: dict[str, list[str]] = {}
+        for message in self._messages():
+            request_id = self.keys.request_of_channel(message["channel"])
+            published.setdefault(request_id, []).append(message["data"])
+        gained = {}
+        for request_id, log in after.logs.items():
+            new = [log[entry]["d"] for entry in log if entry not in before.logs.get(request_id, {})]
+            if new:
+                gained[request_id] = new
+        assert published == gained, f"published {published}, stored {gained}"
+
+    def _messages(self) -> list[dict[str, Any]]:
+        # The marker comes after everything that was published before it.
+        self.client.publish(self.keys.channel(MARKER), "")
+        messages = []
+        while True:
+            message = self.subscriber.get_message(timeout=5.0)
+            assert message is not None, "the marker did not arrive"
+            if message["channel"] == self.keys.channel(MARKER):
+                return messages
+            messages.append(message)
+
+    def _check_blame(self, before: Snapshot, after: Snapshot) -> None:
+        """Maintenance takes a lease only from the lost and the overdue."""
+        for request_id in before.owners.keys() - after.owners.keys() - self.memory.forgotten:
+            record = before.records[request_id]
+            overdue = float(record["deadline"]) <= self.now_ms()
+            in_grace = self.history[-1] == "tick_in_grace"
+            aged = (record["ready"], record["entry"]) in self.memory.aged
+            lost = aged and not in_grace
+            assert overdue or lost, f"{request_id}: a living worker was declared lost"
+
+    def _sort_leases(self) -> None:
+        owners = self.snapshot.owners
+        live = [
+            held for held in self.leases if owners.get(held[1].request_id) == str(held[1].fence)
+        ]
+        self.stale.extend(held for held in self.leases if held not in live)
+        self.leases = live
+
+    def _forget_old(self) -> None:
+        ended = [name for name in self.memory.ended if name not in self.memory.forgotten]
+        for request_id in ended[:-KEPT]:
+            self.forget(request_id)
+            del self.snapshot.records[request_id]
+            del self.snapshot.logs[request_id]
+
+    def forget(self, request_id: str) -> None:
+        """The lifetime of record and log is over."""
+        self.client.delete(self.keys.record(request_id), self.keys.log(request_id))
+        self.memory.forgotten.add(request_id)
+        self.memory.bodies.pop(request_id, None)
+        # Fences start again with a record, so a worker must not outlive deadline and retention.
+        kept = [held for held in self.stale if held[1].request_id != request_id]
+        self.stale = deque(kept, maxlen=12)
+
+    # What several steps do
+
+    def read(self, worker: str, count: int) -> list[ReadyEntry]:
+        """Read one ready stream; admit plain entries unless the reader dies before that."""
+        stream = self.random.choice(list(self.keys.ready_streams.values()))
+        reply = self.client.xreadgroup(GROUP, worker, {stream: ">"}, count=count)
+        return read_entries(self.keys, reply)
+
+    def admit(self, entry: ReadyEntry) -> bool:
+        assert entry.body is not None
+        status = self.call(self.calls.admit(entry))
+        self.outcomes[f"admit {status}"] += 1
+        if status == "OK":
+            self.memory.bodies[entry.request_id] = entry.body
+        elif status in ("FULL", "TOO_LARGE"):
+            state = self.client.hget(self.keys.record(entry.request_id), "state")
+            assert state == "failed", f"{entry.request_id}: refused, but {state}"
+        return status == "OK"
+
+    def lease(self, worker: str, entries: list[ReadyEntry]) -> None:
+        for reply in self.call(self.calls.lease(worker, entries, fingerprint="model")):
+            self.outcomes[f"lease {reply.code}"] += 1
+            if reply.code is LeaseCode.OK:
+                assert reply.lease is not None
+                held = (worker, reply.lease)
+                if all(held[1].request_id != other.request_id for _, other in self.leases):
+                    self.leases.append(held)
+
+    def events(self, lease: Lease, distance: int = 1) -> AppendEvent:
+        """The event `distance` after the last stored one; an attempt begins with `start`."""
+        log = self.snapshot.events(lease.request_id)
+        num_tokens = sum(len(event["k"]) for event in log if "k" in event)
+        event: dict[str, Any] = {"e": len(log) + distance, "a": lease.fence, "i": num_tokens}
+        if not log or log[-1]["a"] != lease.fence:
+            event |= {"ev": "start", "w": "worker"}
+        else:
+            event |= {"k": [self.random.randrange(1000)], "t": "é "}
+        return AppendEvent(lease.request_id, lease.fence, event["e"], json.dumps(event))
+
+    def set_clock(self, **fields: int) -> None:
+        """Maintenance has run a moment ago and is out of its grace, but for `fields`."""
+        now = self.now_ms()
+        mapping = {"last": now, "reap_after": 0, "tidied": now} | fields
+        self.client.hset(self.keys.maintenance, mapping=mapping)
+
+    def tick(self) -> None:
+        report = self.call(self.calls.tick(jitter=self.random.random()))
+        for name, count in dataclasses.asdict(report).items():
+            self.outcomes[f"tick {name}"] += count
