@@ -90,31 +90,31 @@ class InventedModel:
 
     scheduler: Scheduler
     slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: Fingerprints so far, by request and RoPE regime; the driver keeps every request alive.
+    prints: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        prints = {id(item): self._fingerprints(item.request) for item in output.scheduled}
-        for item in output.scheduled:  # all reads before any write of the step
-            if item.request.is_finished:
-                continue
-            for position in range(item.start):
-                found = self.slots.get(self._slot(item.request, position))
-                assert found == prints[id(item)][position], f"{item}: stale K/V at {position}"
+        # Aborted in flight: its blocks are not its own any more.
+        live = [item for item in output.scheduled if not item.request.is_finished]
+        for item in live:  # all reads before any write of the step
+            prints, slots = self._fingerprints(item.request), self._slots(item.request)
+            found = [self.slots.get(slot) for slot in slots[: item.start]]
+            assert found == prints[: item.start], f"{item}: stale K/V"
         written: set[tuple[int, int]] = set()
-        for item in output.scheduled:
-            if item.request.is_finished:
-                continue  # aborted in flight: its blocks are not its own any more
+        for item in live:
+            prints, slots = self._fingerprints(item.request), self._slots(item.request)
             for position in range(item.start, item.end):
-                slot = self._slot(item.request, position)
-                self._check_writable(item.request, slot, written)
-                written.add(slot)
-                self.slots[slot] = prints[id(item)][position]
+                self._check_writable(item.request, slots[position], written)
+                written.add(slots[position])
+                self.slots[slots[position]] = prints[position]
         return ModelRunnerOutput(
             tuple(SampledToken(invented_token(item.request.token_ids)) for item in output.sampling)
         )
 
-    def _slot(self, request: Request, position: int) -> tuple[int, int]:
+    def _slots(self, request: Request) -> list[tuple[int, int]]:
+        """Where the block table puts each position."""
         size = kv_of(self.scheduler).block_size
-        return request.block_ids[position // size], position % size
+        return [(block_id, offset) for block_id in request.block_ids for offset in range(size)]
 
     def _check_writable(
         self, request: Request, slot: tuple[int, int], written: set[tuple[int, int]]
@@ -127,12 +127,10 @@ class InventedModel:
     def _fingerprints(self, request: Request) -> list[int]:
         """One number per position for all that its K/V depend on: the prefix, salt and RoPE."""
         switch = self.scheduler.config.rope_switch_tokens
-        is_long = switch is not None and request.num_tokens > switch
-        print_ = hash((request.cache_salt, is_long))
-        prints = []
-        for token_id in request.token_ids:
-            print_ = hash((print_, token_id))
-            prints.append(print_)
+        root = hash((request.cache_salt, switch is not None and request.num_tokens > switch))
+        prints = self.prints.setdefault((id(request), root), [])
+        for token_id in request.token_ids[len(prints) :]:
+            prints.append(hash((prints[-1] if prints else root, token_id)))
         return prints
 
 
@@ -148,7 +146,6 @@ class Driver:
         self.model = InventedModel(self.scheduler)
         self.requests: list[Request] = []
         self.steps: list[SchedulerOutput] = []
-        self._computed: dict[str, int] = {}
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -201,6 +198,7 @@ class Driver:
     def _check_order(self, output: SchedulerOutput, was_running: list[Request]) -> None:
         """Nobody was admitted before someone who ranks ahead of it."""
         admitted = [i.request for i in output.scheduled if i.request not in was_running]
+        assert not (admitted and output.preempted), "nobody is admitted in a step that preempts"
         waiting = [
             r for r in self.requests if r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         ]

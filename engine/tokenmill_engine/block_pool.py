@@ -161,17 +161,18 @@ class BlockPool:
         free = list(self._free)
         free_ids = {block.block_id for block in free}
         _require(len(free) == len(free_ids) == len(self._free), "a block is in the free list twice")
+        _require(set(references) <= set(range(self.num_blocks)), "a table names an unknown block")
         for block in self.blocks:
             expected = references.get(block.block_id, 0)
-            _require(block.ref_count == expected, f"{block!r} is in {expected} block tables")
-            _require((block.block_id in free_ids) == (expected == 0), f"{block!r} is misplaced")
+            _require(block.ref_count == expected, "%r is in %d block tables", block, expected)
+            _require((block.block_id in free_ids) == (expected == 0), "%r is misplaced", block)
             if expected == 0 and block.block_hash is not None:
-                _require(self._index.get(block.block_hash) is block, f"{block!r} cannot be found")
-        _require(set(references) <= set(range(self.num_blocks)), "a table names an unknown block")
+                found = self._index.get(block.block_hash)
+                _require(found is block, "%r is free and cannot be found", block)
         for block_hash, block in self._index.items():
-            _require(block.block_hash == block_hash, f"{block!r} is indexed under a foreign hash")
+            _require(block.block_hash == block_hash, "%r is under a foreign hash", block)
 
 
-def _require(condition: bool, broken: str) -> None:
+def _require(condition: bool, broken: str, *args: object) -> None:
     if not condition:
-        raise AssertionError(f"block pool: {broken}")
+        raise AssertionError("block pool: " + broken % args)

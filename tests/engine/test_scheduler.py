@@ -172,6 +172,20 @@ def test_a_preempted_request_is_ahead_of_newer_ones() -> None:
     assert outputs_are_right(driver)
 
 
+def test_nobody_is_admitted_into_the_room_that_a_preemption_made_in_this_step() -> None:
+    driver = Driver(make(policy="priority", num_blocks=12, block_size=2, max_model_len=24))
+    driver.add(make_request("big", 12, max_tokens=12, priority=2, ignore_eos=True))
+    driver.add(make_request("leader", 5, max_tokens=19, priority=0, ignore_eos=True))
+    driver.step()
+    driver.add(make_request("next", 3, max_tokens=1, priority=1))
+    driver.run()
+    big, _, after = driver.requests
+    preempting = next(i for i, step in enumerate(driver.steps) if step.preempted)
+    assert driver.steps[preempting].preempted == (big,)
+    assert after.request_id not in {row[0] for row in rows(driver.steps[preempting])}
+    assert after.request_id in {row[0] for row in rows(driver.steps[preempting + 1])}
+
+
 def test_a_burst_in_a_tiny_pool_is_preempted_at_most_logarithmically() -> None:
     driver = Driver(make(num_blocks=16, block_size=2, max_model_len=32, max_num_seqs=8))
     driver.add(*(make_request(f"r{i}", 2, max_tokens=28, ignore_eos=True) for i in range(24)))
@@ -251,6 +265,15 @@ def test_blocks_of_the_two_rope_regimes_are_not_shared() -> None:
     driver.run()
     assert [r.num_cached_tokens for r in driver.requests] == [0, 0, 8, 12]
     assert len({r.rope_regime for r in driver.requests}) == 2
+
+
+def test_blocks_computed_after_the_switch_are_not_found_under_the_old_regime() -> None:
+    driver = Driver(make(num_blocks=4, block_size=4, max_model_len=16, rope_switch_tokens=10))
+    driver.add(make_request("a", range(100, 108), max_tokens=4, ignore_eos=True))
+    driver.run()  # a pool so small that computing again evicts the blocks of the short regime
+    driver.add(make_request("b", range(100, 109), max_tokens=1))
+    driver.run()  # the driver's model of the cache fails the test if b finds a's second block
+    assert driver.requests[1].num_cached_tokens == 4
 
 
 def test_ending_at_the_rope_switch_computes_nothing_again() -> None:
