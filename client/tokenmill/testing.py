@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Gets the prompt as it was sent; returns the text, or one piece of text per token.
 Answer = Callable[[str | list[int] | list[Message]], str | Iterable[str]]
 
-_TICK_EVERY_S = 0.25
+_TICK_AT_MOST_EVERY_S = 0.25
 _BLOCK_MS = 20
 
 
@@ -140,12 +140,14 @@ class FakeWorker:
             self._thread.join()
 
     def _work(self) -> None:
+        # Several ticks to a lease: with fewer, the queue takes the pause for an outage.
+        tick_every_s = min(_TICK_AT_MOST_EVERY_S, self._calls.policy.lease_ms / 5000)
         tick_at = 0.0
         while not self._stop.is_set():
             self.step(block_ms=_BLOCK_MS)
             if time.monotonic() >= tick_at:
                 self.tick()
-                tick_at = time.monotonic() + _TICK_EVERY_S
+                tick_at = time.monotonic() + tick_every_s
 
     def _take(self, block_ms: int | None) -> None:
         streams: dict[Any, Any] = dict.fromkeys(self.keys.ready_streams.values(), ">")
