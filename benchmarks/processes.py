@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -23,32 +22,29 @@ class StartFailed(RuntimeError):
 def running(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, with its output on our stderr; ended with its children.
+    """A process of this one's group with its output on our stderr; ended on exit.
 
-    `environment` replaces this process's own.
+    `environment` replaces this process's own. Whoever started the group ends what a killed
+    process leaves behind in it.
     """
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        stderr=2,
-        env=environment,
-        start_new_session=True,
+        command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=environment
     )
     try:
         yield process
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def signal_group(process: subprocess.Popen[str], number: int) -> None:
+    """Signal a process that leads a group, and all that is left of the group."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
-    process.wait()
+        os.killpg(process.pid, number)
 
 
 def wait_until(

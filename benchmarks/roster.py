@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import environments
 from .contestant import Options, progress
 from .measure import Figures
+from .processes import signal_group
 
 TICK_S = 15.0
 STOP_TIMEOUT_S = 60.0
+#: After a stop: reconnects and overdue timers are done before the clock starts.
+SETTLE_S = 2.0
 OFFLINE_JOBS = ("mixed64", "split64", "single")
 JOBS = (*OFFLINE_JOBS, "stream64")
 
@@ -70,7 +75,11 @@ ENTRIES = (
 
 @dataclass(slots=True)
 class Contestant:
-    """A loaded contestant that answers one job at a time."""
+    """A loaded contestant that answers one job at a time.
+
+    Between its jobs the whole process group is stopped: also an idle server wakes up now and then,
+    and on few cores that slows down whoever is being measured.
+    """
 
     entry: Entry
     process: subprocess.Popen[str]
@@ -80,6 +89,8 @@ class Contestant:
 
     def measure(self, job: str) -> Figures:
         assert self.process.stdin is not None
+        signal_group(self.process, signal.SIGCONT)
+        time.sleep(SETTLE_S)
         self.process.stdin.write(job + "\n")
         self.process.stdin.flush()
         return self.answer()
@@ -91,6 +102,7 @@ class Contestant:
         if not line:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
             raise SystemExit(f"{self.entry.name} ended early:\n{tail}")
+        signal_group(self.process, signal.SIGSTOP)
         figures: Figures = json.loads(line)
         return figures
 
@@ -98,12 +110,12 @@ class Contestant:
         """End of input is the contestant's sign to free everything and leave."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        signal_group(self.process, signal.SIGCONT)
         self.process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        signal_group(self.process, signal.SIGKILL)  # whatever is left of the group
+        self.process.wait()
         self.process.stdout.close()
 
 
@@ -122,6 +134,8 @@ def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[
             stderr=errors,
             text=True,
             cwd=environments.REPOSITORY,
+            env=_environment(entry),
+            start_new_session=True,
         )
     contestant = Contestant(entry, process, log)
     try:
@@ -135,6 +149,12 @@ def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[
         yield contestant
     finally:
         contestant.close()
+
+
+def _environment(entry: Entry) -> dict[str, str]:
+    """The environment of the process, with the libraries that the peer's manual has preloaded."""
+    preload = environments.preload_of(entry.environment) if entry.environment else []
+    return {**os.environ, "LD_PRELOAD": ":".join(preload)} if preload else dict(os.environ)
 
 
 @contextmanager
