@@ -134,17 +134,16 @@ def reference(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> Gen
     return Generation(token_ids, torch.cat(generated.logits).float())
 
 
-def tiny_runner(model: PreTrainedModel, **options: Any) -> ModelRunner:
+def tiny_runner(
+    model: PreTrainedModel, *, backend: AttentionBackend | None = None, **options: Any
+) -> ModelRunner:
     """A runner over a small cache that is full of NaN."""
-    backend = options.pop("backend", None)
-    config = EngineConfig(
-        model="tiny",
-        block_size=BLOCK_SIZE,
-        num_gpu_blocks_override=NUM_BLOCKS,
-        max_num_batched_tokens=MAX_ROWS,
-        max_num_seqs=8,
-        **options,
-    )
+    defaults = {
+        "block_size": BLOCK_SIZE,
+        "num_gpu_blocks_override": NUM_BLOCKS,
+        "max_num_batched_tokens": MAX_ROWS,
+    }
+    config = EngineConfig(model="tiny", **defaults | options)
     runner, _ = build_runner(LoadedModel(model), config, backend=backend)
     runner.kv_cache.fill(float("nan"))
     return runner

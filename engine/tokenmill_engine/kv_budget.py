@@ -17,6 +17,8 @@ from .errors import ConfigError
 MAX_CPU_CACHE_BYTES = 4 * 2**30
 CPU_MEMORY_SHARE = 0.5
 
+CGROUP = Path("/sys/fs/cgroup")  # a container sees its own limits here
+
 _MIB = 2**20
 
 
@@ -83,11 +85,11 @@ def cpu_cache_bytes() -> int:
     return min(MAX_CPU_CACHE_BYTES, int(available * CPU_MEMORY_SHARE))
 
 
-def _cgroup_free_bytes(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
+def _cgroup_free_bytes() -> list[int]:
     """Free memory under a container's limit; psutil sees the host's."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
     except (OSError, ValueError):
         return []
     return [max(0, int(limit) - used)] if limit.isdigit() else []

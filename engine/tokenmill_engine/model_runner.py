@@ -54,7 +54,7 @@ class ModelRunner:
         self.device = model.device
         self.on_logits: Callable[[SchedulerOutput, torch.Tensor], None] | None = None
         self._specs = specs
-        self._rope_switch_tokens = rope_switch_tokens
+        self.rope_switch_tokens = rope_switch_tokens
 
     def execute(self, output: SchedulerOutput, sampler: SamplerLike) -> ModelRunnerOutput:
         """Compute the step and sample a token for each request that reached its newest token."""
@@ -69,7 +69,7 @@ class ModelRunner:
             output,
             block_size=self.kv_cache.block_size,
             device=self.device,
-            rope_switch_tokens=self._rope_switch_tokens,
+            rope_switch_tokens=self.rope_switch_tokens,
         )
         num_sampling = len(inputs.logits_rows)
         # The model's own head computes the logits, since what surrounds it (soft cap, scale)
