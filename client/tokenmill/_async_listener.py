@@ -34,7 +34,7 @@ class AsyncListener:
 
     async def subscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
         is_new = self._subscribers.add(channel, mailbox)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="tokenmill-listener")
         elif is_new:
             await self._send("subscribe", channel)

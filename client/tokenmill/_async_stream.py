@@ -108,15 +108,17 @@ class AsyncTokenStream(StreamBase):
         # First listen, then enqueue: what comes before the confirmation is in the log.
         await self._link.listener.subscribe(self._channel, self._mailbox)
         submission = self._plan.submission
-        if submission is not None and not self._enqueued:
-            try:
-                reply = await self._link.enqueue(submission)
-            except BaseException as error:
-                # Interrupted halfway, the request may be in the queue.
-                self._owned = submission.is_private and not isinstance(error, Exception)
-                await self.aclose()
-                raise
-            self._accepted(reply, is_private=submission.is_private)
+        if submission is None or self._enqueued:
+            self._state.catch_up()  # there may be something to read: do not wait to be told
+            return
+        try:
+            reply = await self._link.enqueue(submission)
+        except BaseException as error:
+            # Interrupted halfway, the request may be in the queue.
+            self._owned = submission.is_private and not isinstance(error, Exception)
+            await self.aclose()
+            raise
+        self._accepted(reply, is_private=submission.is_private)
 
     async def _perform(self, action: Read | Wait) -> list[Event]:
         assert self._mailbox is not None

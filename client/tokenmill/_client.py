@@ -123,7 +123,8 @@ class Client:
                     print(text, end="", flush=True)
             print(stream.completion().usage)
 
-        Leaving the block early cancels the request. Raises like `generate`, from the block on.
+        Leaving the block early cancels the request. Wrong arguments raise at once, the rest like
+        `generate` from the block on; `StreamDiverged` if Redis lost text that was handed out.
         """
         return TokenStream(self._link, plan_of(self._link.build(prompt, params)))
 
@@ -151,7 +152,7 @@ class Client:
         """Wait for the end of a request and return the answer; raises like `generate`.
 
         Raises:
-            ResultTimeout: it did not end within `timeout_s`; it goes on.
+            ResultTimeout: it did not end within `timeout_s` (0: only look); it goes on.
             UnknownRequest: there is no such request, or its retention is over.
         """
         plan = StreamPlan(request_id=check_id(request_id), timeout_s=check_timeout(timeout_s))

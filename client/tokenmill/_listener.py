@@ -36,7 +36,7 @@ class Listener:
     def subscribe(self, channel: str, mailbox: Mailbox) -> None:
         with self._lock:
             is_new = self._subscribers.add(channel, mailbox)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 # A daemon: a program that forgets close() must still be able to end.
                 self._thread = threading.Thread(
                     target=self._run, name="tokenmill-listener", daemon=True

@@ -139,7 +139,9 @@ def check_after(after: object) -> int:
 
 
 def check_timeout(timeout_s: object) -> float | None:
-    return None if timeout_s is None else check_number("timeout_s", timeout_s, low=0, high=1e9)
+    if timeout_s is None or timeout_s == 0:
+        return None if timeout_s is None else 0.0
+    return check_number("timeout_s", timeout_s, low=0, high=1e9)
 
 
 def _check_name(field: str, name: object, pattern: str, signs: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +26,14 @@ from tokenmill import (
     ResultTimeout,
     SamplingParams,
     StartEvent,
+    StreamDiverged,
     TokenEvent,
     UnknownRequest,
 )
 from tokenmill.calls import QueuePolicy
 from tokenmill.keys import Keyspace
 from tokenmill.protocol import GenerateRequest
-from tokenmill.testing import FakeWorker
+from tokenmill.testing import FakeWorker, token_id_of
 
 
 def test_generate_returns_the_whole_answer(client: Client, running_worker: FakeWorker) -> None:
@@ -245,8 +247,11 @@ def test_result_waits_no_longer_than_told(client: Client, worker: FakeWorker) ->
     with pytest.raises(ResultTimeout):
         client.result(handle.id, timeout_s=0.01)
     assert client.status(handle.id).state == "queued"
+    with pytest.raises(ResultTimeout):
+        client.result(handle.id, timeout_s=0)
     with worker:
         assert client.result(handle.id).text == TEXT
+    assert client.result(handle.id, timeout_s=0).text == TEXT  # it is there already
 
 
 def test_submitting_the_same_request_again_is_harmless(
@@ -301,6 +306,39 @@ def test_a_second_worker_continues_where_the_first_stopped(
     completion = stream.completion()
     assert completion.attempts == 2
     assert completion.token_ids == IDS
+
+
+def rewrite(redis_client: redis.Redis, client: Client, request_id: str, pieces: list[str]) -> None:
+    """What Redis holds after it lost the log's end and another worker went on from there."""
+    log = client.keys.log(request_id)
+    redis_client.delete(log)
+    payloads = [{"ev": "start", "i": 0}]
+    for index, piece in enumerate(pieces):
+        payloads.append({"i": index, "k": [token_id_of(piece)], "t": piece})
+    payloads.append({"ev": "end", "st": "done", "fin": "stop"})
+    for seq, payload in enumerate(payloads, start=1):
+        entry = {"d": json.dumps({"e": seq, "a": 1, **payload})}
+        redis_client.xadd(log, entry, id=f"{seq}-0")  # type: ignore[arg-type]
+    redis_client.hset(client.keys.record(request_id), "end_seq", len(payloads))
+
+
+def test_text_that_redis_lost_is_withdrawn(
+    client: Client, redis_client: redis.Redis, worker: FakeWorker
+) -> None:
+    with client.stream("x") as stream, client.attach(stream.id) as other:
+        texts, events = iter(stream), other.events()
+        for _ in range(3):
+            worker.step()
+        assert [next(texts) for _ in range(3)] == PIECES[:3]
+        assert [next(events).type for _ in range(4)] == ["start", "token", "token", "token"]
+        rewrite(redis_client, client, stream.id, [PIECES[0], "slow ", "fox"])
+        stream._state.catch_up()
+        other._state.catch_up()
+        with pytest.raises(StreamDiverged) as caught:
+            next(texts)
+        assert caught.value.index == 1
+        assert [event.type for event in events] == ["rewind", "token", "token", "end"]
+        assert other.completion().text == "the slow fox"
 
 
 @pytest.mark.parametrize("fate", ["lost", "twice", "reordered"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -285,6 +286,59 @@ def test_a_silent_connection_is_asked_and_then_given_up() -> None:
     now[0] += PONG_WITHIN_S + 0.1
     with pytest.raises(redis.ConnectionError):
         pulse.must_ping()
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    """Looks after a silent connection within milliseconds instead of seconds."""
+    monkeypatch.setattr("tokenmill._subscribers.PING_AFTER_S", 0.01)
+    monkeypatch.setattr("tokenmill._subscribers.PONG_WITHIN_S", 0.05)
+    monkeypatch.setattr(f"tokenmill.{side}.READ_TIMEOUT_S", 0.01)
+
+
+def subscription_ids(connection: redis.Redis) -> set[str]:
+    return {entry["id"] for entry in connection.client_list(_type="pubsub")}
+
+
+def is_replaced(connection: redis.Redis, before: set[str]) -> bool:
+    now = subscription_ids(connection)
+    return bool(now) and not now & before
+
+
+def test_a_connection_that_answers_no_ping_is_replaced(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(monkeypatch, "_listener")
+    with connect(own_server.url) as admin, Client(own_server.url) as client:
+        worker = FakeWorker(admin, lambda _: TEXT)
+        with client.stream("x") as stream:
+            worker.step()
+            texts = iter(stream)
+            first = next(texts)
+            before = subscription_ids(admin)
+            admin.client_pause(300)
+            wait_until(lambda: is_replaced(admin, before))
+            while worker.step():
+                pass
+            assert [first, *texts] == PIECES
+
+
+async def test_a_connection_that_answers_no_ping_is_replaced_async(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(monkeypatch, "_async_listener")
+    with connect(own_server.url) as admin:
+        worker = FakeWorker(admin, lambda _: TEXT)
+        async with AsyncClient(own_server.url) as client, client.stream("x") as stream:
+            worker.step()
+            texts = aiter(stream)
+            received = [await anext(texts)]
+            before = subscription_ids(admin)
+            admin.client_pause(300)
+            await asyncio.to_thread(wait_until, lambda: is_replaced(admin, before))
+            while worker.step():
+                pass
+            received += [text async for text in texts]
+            assert received == PIECES
 
 
 def test_pauses_grow_within_an_outage_and_start_anew_after_it() -> None:
