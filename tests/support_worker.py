@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,7 @@ class FakeEngine:
         self.defaults = FakeDefaults()
         self.max_model_len = MAX_MODEL_LEN
         self.model_name = "fake"
+        self.released = threading.Event()  # ends a step that hangs
         self._step_s = step_s
         self._max_num_seqs = max_num_seqs
         self._sequences: dict[str, _Sequence] = {}
@@ -147,7 +149,7 @@ class FakeEngine:
         if prompt.startswith(b"explode"):
             raise RuntimeError("secret prompt text")
         if prompt.startswith(b"hang"):
-            time.sleep(60)
+            self.released.wait(60)
         new: tuple[int, ...] = ()
         if _finish(sequence) is None:
             new = (next_token(sequence.prompt + sequence.output, sequence.params.seed or 0),)

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from tokenmill._redis_errors import REDIS_ERRORS
 
+from .cancellation import raise_if_cancelled
 from .errors import describe
 from .logs import fields
 
@@ -54,6 +55,7 @@ class Card:
 
     async def _keep(self) -> None:
         while True:
+            raise_if_cancelled()
             self.changed.clear()
             card = {**self.facts, "started": self._started, **self.state()}
             try:

@@ -17,6 +17,7 @@ from tokenmill.ready import acreate_groups, read_entries
 from tokenmill.replies import AdmitStatus, LeaseCode, ReadyEntry
 from tokenmill.scripts import arun
 
+from .cancellation import raise_if_cancelled
 from .delivery import Deliveries, Delivery
 from .health import Health
 from .intake import Identity
@@ -56,6 +57,7 @@ class Consumer:
     async def run(self) -> None:
         pauses = self.retrier.pauses()
         while not self._stopping:
+            raise_if_cancelled()
             try:
                 await acreate_groups(self.redis, self.calls.keys)
                 await self._take_own_pending()
@@ -98,6 +100,7 @@ class Consumer:
             await self._take(await self._read(streams, count=1, block_ms=BLOCK_MS))
 
     async def _wait_for_capacity(self) -> None:
+        raise_if_cancelled()
         while self.capacity() <= 0 and not self._stopping:
             self.health.is_full = True
             self.deliveries.changed.clear()

@@ -139,5 +139,6 @@ class Dispatcher:
             metrics.time_per_output_token.observe(decode_s / max(delivery.num_tokens - 1, 1))
         metrics.prompt_tokens.observe(delivery.usage.prompt_tokens)
         metrics.generation_tokens.observe(delivery.num_tokens)
+        metrics.max_generation_tokens.observe(delivery.num_tokens)  # the same: n is always 1
         metrics.max_tokens.observe(delivery.max_tokens)
         metrics.num_preemptions.observe(delivery.num_preemptions)

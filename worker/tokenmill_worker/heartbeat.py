@@ -16,6 +16,7 @@ from tokenmill.calls import QueueCalls
 from tokenmill.replies import LOST
 from tokenmill.scripts import arun
 
+from .cancellation import raise_if_cancelled
 from .delivery import Deliveries, Delivery
 from .health import Health
 from .publisher import Publisher
@@ -45,6 +46,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         while True:
+            raise_if_cancelled()
             await asyncio.sleep(self.interval_s * random.uniform(0.8, 1.2))
             await self.beat()
             self.pause(time.monotonic() > self._renewed_s + PAUSE_AFTER_LEASES * self.lease_s)

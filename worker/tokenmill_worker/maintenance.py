@@ -16,6 +16,7 @@ from tokenmill._redis_errors import REDIS_ERRORS, is_retryable
 from tokenmill.calls import QueueCalls
 from tokenmill.scripts import arun
 
+from .cancellation import raise_if_cancelled
 from .logs import fields
 from .metrics import TICK_COUNTS, Metrics
 from .retrying import Retrier
@@ -39,6 +40,7 @@ class Maintenance:
 
     async def run(self) -> None:
         while True:
+            raise_if_cancelled()
             # Far apart at random: of many workers, one call at a time is enough.
             await asyncio.sleep(self.interval_s * random.uniform(0.7, 1.3))
             try:

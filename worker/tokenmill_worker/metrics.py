@@ -156,6 +156,9 @@ class Metrics:
         self.generation_tokens = make(
             "vllm:request_generation_tokens", "Tokens of the answer.", tokens
         )
+        self.max_generation_tokens = make(
+            "vllm:request_max_num_generation_tokens", "The longest answer of a request.", tokens
+        )
         self.max_tokens = make("vllm:request_params_max_tokens", "max_tokens asked for.", tokens)
         self.num_preemptions = make(
             "vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS

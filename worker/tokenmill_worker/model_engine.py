@@ -14,11 +14,11 @@ def model_engine_factory(settings: Settings) -> EngineFactory:
     """A factory for the engine that `settings` describe; it raises what loading raises."""
 
     def build(on_phase: Callable[[str], None]) -> Engine:
+        folder = prepare_model(settings.model, on_phase)
         on_phase("importing torch")
-        # Here, not above: a wrong option must be reported without waiting for torch.
+        # Not at the top: a wrong option or model must be reported without waiting for torch.
         from tokenmill_engine.llm_engine import LLMEngine
 
-        folder = prepare_model(settings.model, on_phase)
         config = replace(settings.engine_config(), model=str(folder))
         return LLMEngine.load(config, on_phase)
 

@@ -19,6 +19,7 @@ from tokenmill.calls import AppendEvent, QueueCalls
 from tokenmill.replies import LOST, STORED_BEFORE, FinishReply, FinishStatus, events_if_behind
 from tokenmill.scripts import arun
 
+from .cancellation import raise_if_cancelled
 from .conversion import to_token_event
 from .delivery import Deliveries, Delivery, Ending
 from .logs import fields
@@ -65,6 +66,7 @@ class Publisher:
     async def run(self) -> None:
         unwritten = self._deliveries.unwritten
         while True:
+            raise_if_cancelled()
             if not unwritten.is_set():
                 self._idle.set()
             await unwritten.wait()
@@ -160,10 +162,9 @@ class Publisher:
             self._conclude(delivery, ending, reply)
 
     def _conclude(self, delivery: Delivery, ending: Ending, reply: FinishReply) -> None:
-        match reply.status:
-            case FinishStatus.OK | FinishStatus.DUP:
-                self._on_end(delivery, ending)
-            case FinishStatus.BEHIND:
-                self.repair(delivery, reply.num_events)
-            case FinishStatus.LOST:
-                self._on_lost(delivery)
+        if reply.status is FinishStatus.BEHIND:
+            self.repair(delivery, reply.num_events)
+        elif reply.status is FinishStatus.LOST or reply.state != ending.status:
+            self._on_lost(delivery)  # a repeated call (DUP) may find that it was cancelled
+        else:
+            self._on_end(delivery, ending)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from tokenmill._redis_errors import REDIS_ERRORS, RetryPolicy, is_retryable
 
+from .cancellation import raise_if_cancelled
 from .errors import describe
 from .logs import fields
 from .metrics import Metrics
@@ -32,6 +33,7 @@ class Retrier:
         """The answer of an idempotent `call`; raises only what does not go away by itself."""
         pauses = self.pauses()
         while True:
+            raise_if_cancelled()
             try:
                 result = await call()
             except REDIS_ERRORS as error:

@@ -175,6 +175,13 @@ class Settings(BaseSettings):
             raise ValueError("must start with redis://, rediss:// or unix://")
         return url
 
+    @field_validator("redis_password_file")
+    @classmethod
+    def _is_readable(cls, file: Path | None) -> Path | None:
+        if file is not None and not os.access(file, os.R_OK):
+            raise ValueError("cannot be read")
+        return file
+
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
         if 3 * self.heartbeat_interval_ms >= self.lease_ms:

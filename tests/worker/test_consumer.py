@@ -1,0 +1,139 @@
+"""Fetching: the order of classes, capacity, entries without a record, entries lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from support_worker_bench import WORKER, Bench, running, until
+from tokenmill.keys import GROUP
+from tokenmill.ready import acreate_groups
+from tokenmill_worker.consumer import Consumer
+from tokenmill_worker.delivery import Delivery
+from tokenmill_worker.health import Health
+from tokenmill_worker.intake import Identity
+
+
+def make_consumer(bench: Bench, capacity: Callable[[], int]) -> tuple[Consumer, list[Delivery]]:
+    taken: list[Delivery] = []
+
+    def take(delivery: Delivery) -> None:
+        taken.append(delivery)
+        bench.deliveries.add(delivery)
+
+    consumer = Consumer(
+        redis=bench.redis,
+        calls=bench.calls,
+        deliveries=bench.deliveries,
+        identity=Identity(WORKER, ("model",), "fingerprint"),
+        capacity=capacity,
+        on_lease=take,
+        retrier=bench.retrier,
+        metrics=bench.metrics,
+        health=Health(stale_after_s=10.0),
+    )
+    return consumer, taken
+
+
+def ids(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.lease.request_id for delivery in deliveries]
+
+
+async def test_urgent_work_is_fetched_first(server_bench: Bench) -> None:
+    bench = server_bench
+    for number in range(3):
+        await bench.enqueue(f"normal-{number}", "1")
+    await bench.enqueue("high-0", "0")
+    await bench.redis.xadd(bench.keys.ready("r"), {"id": "nobody"})
+    consumer, taken = make_consumer(bench, lambda: 2 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: len(taken) == 2)
+
+        assert ids(taken) == ["high-0", "normal-0"]
+        assert consumer.health.is_full
+        bench.deliveries.remove(taken[0])
+        await until(lambda: len(taken) == 3)
+        assert ids(taken)[2] == "normal-1"
+
+
+async def test_low_priority_is_served_too(server_bench: Bench) -> None:
+    bench = server_bench
+    await bench.enqueue("low-0", "2")
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: taken)
+
+    assert ids(taken) == ["low-0"]
+
+
+async def test_what_was_delivered_but_never_seen_is_taken(server_bench: Bench) -> None:
+    bench = server_bench
+    await acreate_groups(bench.redis, bench.keys)
+    await bench.enqueue("unseen-0")
+    await bench.redis.xreadgroup(GROUP, WORKER, {bench.keys.ready("1"): ">"})  # the reply is lost
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: taken)
+
+    assert ids(taken) == ["unseen-0"]
+    assert taken[0].lease.fence == 1
+
+
+async def test_a_reconnect_takes_nothing_twice(server_bench: Bench) -> None:
+    bench = server_bench
+    await bench.enqueue("request-1")
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: taken)
+    again, taken_again = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+    await bench.enqueue("request-2")
+    async with running(again.run()):
+        await until(lambda: taken_again)
+
+    assert ids(taken_again) == ["request-2"]
+
+
+async def test_lost_groups_are_made_again(server_bench: Bench) -> None:
+    bench = server_bench
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: consumer.health.last_fetch_s > 0)
+        await bench.redis.delete(*bench.keys.ready_streams.values())
+        await bench.enqueue("request-1")
+        await until(lambda: taken)
+
+    assert ids(taken) == ["request-1"]
+
+
+async def test_a_plain_entry_gets_a_record_and_is_leased(server_bench: Bench) -> None:
+    bench = server_bench
+    body = json.dumps({"prompt": "x"})
+    await bench.redis.xadd(bench.keys.ready("1"), {"id": "plain-1", "body": body, "tenant": "a"})
+    await bench.redis.xadd(bench.keys.ready("1"), {"id": "plain 2", "body": body})
+    await bench.redis.xadd(bench.keys.ready("1"), {"neither": "nor"})
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+
+    async with running(consumer.run()):
+        await until(lambda: bench.metrics.entries_dropped._value.get() == 2)
+        await until(lambda: taken)
+
+    assert ids(taken) == ["plain-1"]
+    assert (taken[0].lease.body, taken[0].lease.tenant) == (body, "a")
+    assert await bench.redis.xlen(bench.keys.ready("1")) == 1
+
+
+async def test_stopping_ends_the_loop_and_leaves_the_queue_alone(server_bench: Bench) -> None:
+    bench = server_bench
+    consumer, taken = make_consumer(bench, lambda: 8 - len(bench.deliveries))
+    consumer.stop()
+    await bench.enqueue("request-1")
+
+    await consumer.run()
+
+    assert taken == []
+    assert await bench.redis.xlen(bench.keys.ready("1")) == 1

@@ -1,0 +1,81 @@
+"""The events of one attempt."""
+
+from __future__ import annotations
+
+import json
+
+from support_worker import make_delivery, make_output
+from tokenmill_engine.outputs import TokenLogprobs
+from tokenmill_worker.delivery import (
+    EVENT_TOKENS,
+    EVENT_TOKENS_WITH_LOGPROBS,
+    Deliveries,
+    Ending,
+)
+
+
+def test_events_are_numbered_densely_behind_those_of_earlier_attempts() -> None:
+    delivery = make_delivery(fence=2, num_events=2)
+    delivery.restore(['{"e":1}', '{"e":2}'], 5)
+
+    delivery.start("worker-a")
+    delivery.add_event(i=5, k=[1], t="ü", lp=None)
+
+    assert delivery.events[2:] == [
+        '{"e":3,"ev":"start","i":5,"w":"worker-a","a":2}',
+        '{"e":4,"i":5,"k":[1],"t":"ü","a":2}',
+    ]
+    assert delivery.acked == 2
+
+
+def test_everything_pending_goes_into_one_event_up_to_its_limit() -> None:
+    delivery = make_delivery()
+    delivery.pending = [make_output(token) for token in range(EVENT_TOKENS + 1)]
+
+    sizes = [len(run) for run in delivery.take_pending()]
+
+    assert sizes == [EVENT_TOKENS, 1]
+    assert delivery.pending == []
+
+
+def test_events_with_logprobs_stay_small() -> None:
+    delivery = make_delivery()
+    position = TokenLogprobs((1,), (-1.0,), (1,))
+    delivery.pending = [make_output(token, logprobs=(position,)) for token in range(20)]
+
+    sizes = [len(run) for run in delivery.take_pending()]
+
+    assert max(sizes) == EVENT_TOKENS_WITH_LOGPROBS
+    assert sum(sizes) == 20
+
+
+def test_progress_is_more_than_the_start_event() -> None:
+    delivery = make_delivery(num_events=3)
+    delivery.acked = 4
+    assert not delivery.made_progress
+    delivery.acked = 5
+    assert delivery.made_progress
+
+
+def test_a_failure_ends_with_its_code_and_without_usage() -> None:
+    delivery = make_delivery()
+    ending = Ending(status="failed", finish_reason="error", code="too_long", message="prompt: …")
+
+    assert json.loads(delivery.end_event(ending)) == {
+        "e": 1, "ev": "end", "st": "failed", "fin": "error", "n": 0, "code": "too_long",
+        "msg": "prompt: …", "a": 1,
+    }  # fmt: skip
+
+
+async def test_attempts_of_one_request_are_told_apart() -> None:
+    deliveries = Deliveries()
+    first, second = make_delivery(fence=1), make_delivery(fence=2)
+
+    deliveries.add(first)
+    assert first in deliveries
+    assert second not in deliveries
+    deliveries.add(second)
+    deliveries.remove(first)
+
+    assert list(deliveries) == [second]
+    assert deliveries.changed.is_set()

@@ -1,0 +1,77 @@
+"""The HTTP endpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tokenmill_worker.endpoints import Endpoints, json_reply
+from tokenmill_worker.errors import SettingsError
+from tokenmill_worker.health import Health
+
+
+@pytest.fixture
+def endpoints() -> Iterator[Endpoints]:
+    endpoints = Endpoints(
+        "127.0.0.1",
+        0,
+        {
+            "/good": lambda: json_reply(True, {"a": 1}),
+            "/bad": lambda: json_reply(False, {}),
+            "/text": lambda: (HTTPStatus.OK, b"x 1\n", "text/plain; version=0.0.4"),
+        },
+    )
+    yield endpoints
+    endpoints.close()
+
+
+def test_routes_answer(endpoints: Endpoints) -> None:
+    with urlopen(f"http://{endpoints.address}/good?verbose") as response:
+        assert response.headers["Content-Type"] == "application/json"
+        assert json.load(response) == {"a": 1}
+    with urlopen(f"http://{endpoints.address}/text") as response:
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4"
+        assert response.read() == b"x 1\n"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/bad", 503), ("/nowhere", 404), ("/", 404)])
+def test_other_answers_have_their_status(endpoints: Endpoints, path: str, status: int) -> None:
+    with pytest.raises(HTTPError) as refused:
+        urlopen(f"http://{endpoints.address}{path}")
+    refused.value.close()
+
+    assert refused.value.code == status
+
+
+def test_a_taken_port_is_a_clear_error(endpoints: Endpoints) -> None:
+    host, _, port = endpoints.address.rpartition(":")
+
+    with pytest.raises(SettingsError, match="metrics_port: cannot listen"):
+        Endpoints(host, int(port), {})
+
+
+def test_readiness_needs_a_loaded_engine_and_living_loops() -> None:
+    health = Health(stale_after_s=10)
+    assert not health.is_ready
+    health.enter("ready")
+    assert health.is_ready
+    assert health.changed.is_set()
+
+    long_ago_s = time.monotonic() - 11
+    health.last_fetch_s = long_ago_s
+    assert health.stuck_loops == ["fetch"]
+    health.is_full = True  # a full worker has no reason to fetch
+    assert health.is_ready
+    health.last_heartbeat_s = long_ago_s
+    assert health.stuck_loops == ["heartbeat"]
+    health.beaten()
+    assert health.is_ready
+
+    health.enter("draining")
+    assert not health.is_ready

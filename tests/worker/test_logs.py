@@ -1,0 +1,62 @@
+"""The form of log lines, and how errors are described in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from tokenmill_worker.errors import describe
+from tokenmill_worker.logs import fields, set_up_logging
+from tokenmill_worker.phases import Phases
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "plain", "worker-1")
+
+    logging.getLogger("x").info("ready", extra=fields(model="m", seconds=1.5))
+    logging.getLogger("x").debug("hidden")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Z INFO ready model=m seconds=1.5")
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("debug", "json", "worker-1")
+
+    logging.getLogger("x").debug("phase %s", "one", extra=fields(seconds=2))
+
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("time").endswith("Z")
+    assert line == {"level": "debug", "worker": "worker-1", "message": "phase one", "seconds": 2}
+
+
+def test_libraries_do_not_log_what_they_work_on(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("debug", "plain", "worker-1")
+
+    logging.getLogger("transformers.tokenization").warning("canary")
+
+    assert "canary" not in capsys.readouterr().err
+
+
+def test_phases_are_logged_with_their_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "plain", "worker-1")
+    phases = Phases()
+
+    phases("weights")
+    phases("warm-up")
+    phases.end()
+
+    lines = capsys.readouterr().err.splitlines()
+    assert ["phase=weights" in lines[0], "phase=warm-up" in lines[1], len(lines)] == [True, True, 2]
+
+
+def test_an_error_is_described_by_type_and_place() -> None:
+    try:
+        int("canary")
+    except ValueError as error:
+        text = describe(error)
+
+    assert text.startswith("ValueError in test_an_error_is_described_by_type_and_place (test_logs")
+    assert "canary" not in text
