@@ -176,6 +176,9 @@ class Driver:
         rows = sum(item.num_tokens for item in output.scheduled)
         assert 0 < rows == output.num_batched_tokens <= config.max_num_batched_tokens
         assert len(output.scheduled) <= self.scheduler.num_running <= config.max_num_seqs
+        if rows < config.max_num_batched_tokens:  # then nobody was given less than it lacks
+            running = [r for r in self.requests if r.status is RequestStatus.RUNNING]
+            assert rows == sum(r.num_tokens - r.num_computed_tokens for r in running)
         for item in output.scheduled:
             assert item.num_tokens > 0
             assert item.start == item.request.num_computed_tokens, "rows must be contiguous"

@@ -11,6 +11,7 @@ from tokenmill_engine.kv_cache_manager import KVCacheManager
 from tokenmill_engine.policy import FcfsPolicy, PriorityPolicy, WaitingQueue, make_policy
 from tokenmill_engine.preemption import Preemption
 from tokenmill_engine.request import Request
+from tokenmill_engine.step_builder import StepBuilder
 
 
 def arrivals(*priorities: int) -> list[Request]:
@@ -113,6 +114,21 @@ def test_one_without_blocks_is_no_victim_for_others() -> None:
     preemption = Preemption(FcfsPolicy(), kv)
     assert preemption.choose_victim(requests, requests[0]) is requests[2]
     assert preemption.choose_victim(requests, requests[1]) is requests[1]
+
+
+def test_a_preempted_request_gives_its_rows_back_to_the_step() -> None:
+    first, second, third = make_request("a", 6), make_request("b", 6), make_request("c", 6)
+    step = StepBuilder(budget=10)
+    step.add(first)
+    step.add(second)
+    assert step.budget == 0
+    step.drop(first)
+    step.drop(third)  # was not in it
+    assert step.budget == 6
+    output = step.build()
+    assert [(item.request, item.num_tokens) for item in output.scheduled] == [(second, 4)]
+    assert output.num_batched_tokens == 4
+    assert output.preempted == (first, third)
 
 
 def test_the_reserve_grows_with_the_running_and_doubles_with_each_preemption() -> None:
