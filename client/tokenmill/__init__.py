@@ -3,6 +3,7 @@
 from ._async_client import AsyncClient
 from ._async_stream import AsyncTokenStream
 from ._client import Client
+from ._explain import Explanation
 from ._status import Handle, Status
 from ._stream import TokenStream
 from ._version import __version__
@@ -48,6 +49,7 @@ __all__ = [
     "DeadlineExceeded",
     "EndEvent",
     "Event",
+    "Explanation",
     "Handle",
     "InvalidRequest",
     "Message",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from ._async_link import AsyncLink
 from ._async_stream import AsyncTokenStream
 from ._base import ClientOptions, accepted, plan_of, require_messages, require_prompt
+from ._explain import Explanation
 from ._map import MapPlan, arun_map
 from ._progress import Progress
 from ._requests import Messages, Prompt, RequestParams, check_after, check_id, check_timeout
@@ -107,6 +108,10 @@ class AsyncClient:
     async def status(self, request_id: str) -> Status:
         """Where a request stands; see `Client.status`."""
         return Status.of(request_id, await self._link.record(check_id(request_id)))
+
+    async def explain(self, request_id: str) -> Explanation:
+        """Why a request has no answer yet; see `Client.explain`."""
+        return await self._link.explain(check_id(request_id))
 
     def map(
         self,

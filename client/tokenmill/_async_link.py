@@ -20,10 +20,12 @@ from ._base import (
     log_range,
     parse_read,
 )
+from ._explain import Explanation, Surroundings, explain
 from ._redis import aconnect
 from ._redis_errors import RetryPolicy, aretry
 from ._requests import Submission
 from ._session import Read, RecordHead
+from ._status import Status
 from .errors import ConfigurationError, TokenmillError, UnknownRequest
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
@@ -70,6 +72,18 @@ class AsyncLink(BaseLink):
         if record is None:
             raise UnknownRequest(f"no request {request_id}")
         return record
+
+    async def explain(self, request_id: str) -> Explanation:
+        """Raises `UnknownRequest` if there is no such request."""
+        status = Status.of(request_id, await self.record(request_id))
+
+        async def read() -> Surroundings:
+            pipeline = self._redis.pipeline(transaction=False)
+            Surroundings.ask(pipeline, self.keys, status)
+            replies = await pipeline.execute(raise_on_error=False)
+            return Surroundings.parse(replies, self.calls.policy.lease_ms)
+
+        return explain(status, await self._call(read))
 
     async def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from ._base import ClientOptions, accepted, plan_of, require_messages, require_prompt
+from ._explain import Explanation
 from ._link import Link
 from ._map import MapPlan, run_map
 from ._progress import Progress
@@ -173,6 +174,14 @@ class Client:
             UnknownRequest: there is no such request, or its retention is over.
         """
         return Status.of(request_id, self._link.record(check_id(request_id)))
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request has no answer yet: its status, the queue around it, and a sentence.
+
+        Raises:
+            UnknownRequest: there is no such request, or its retention is over.
+        """
+        return self._link.explain(check_id(request_id))
 
     def map(
         self,

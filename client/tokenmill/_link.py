@@ -16,11 +16,13 @@ from ._base import (
     log_range,
     parse_read,
 )
+from ._explain import Explanation, Surroundings, explain
 from ._listener import Listener
 from ._redis import connect
 from ._redis_errors import RetryPolicy, retry
 from ._requests import Submission
 from ._session import Read, RecordHead
+from ._status import Status
 from .errors import TokenmillError, UnknownRequest
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
@@ -66,6 +68,18 @@ class Link(BaseLink):
         if record is None:
             raise UnknownRequest(f"no request {request_id}")
         return record
+
+    def explain(self, request_id: str) -> Explanation:
+        """Raises `UnknownRequest` if there is no such request."""
+        status = Status.of(request_id, self.record(request_id))
+
+        def read() -> Surroundings:
+            pipeline = self._redis.pipeline(transaction=False)
+            Surroundings.ask(pipeline, self.keys, status)
+            replies = pipeline.execute(raise_on_error=False)
+            return Surroundings.parse(replies, self.calls.policy.lease_ms)
+
+        return explain(status, self._call(read))
 
     def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""

@@ -6,8 +6,8 @@ import tokenmill
 
 PUBLIC = [
     "AsyncClient", "AsyncTokenStream", "AuthenticationFailed", "Client", "Completion",
-    "ConfigurationError", "DeadlineExceeded", "EndEvent", "Event", "Handle", "InvalidRequest",
-    "Message", "ProtocolError", "QueueFull", "QueueUnavailable", "RequestCancelled",
+    "ConfigurationError", "DeadlineExceeded", "EndEvent", "Event", "Explanation", "Handle",
+    "InvalidRequest", "Message", "ProtocolError", "QueueFull", "QueueUnavailable", "RequestCancelled",
     "RequestConflict", "RequestDead", "RequestFailed", "RequestTooLarge", "ResultTimeout",
     "RewindEvent", "SamplingParams", "StartEvent", "Status", "StreamDiverged", "TokenEvent",
     "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest", "UnsupportedParameter",
@@ -16,7 +16,8 @@ PUBLIC = [
 
 #: Everything that product.md names, with the call that both clients must understand.
 METHODS = [
-    "attach", "cancel", "chat", "generate", "keys", "map", "result", "status", "stream", "submit",
+    "attach", "cancel", "chat", "explain", "generate", "keys", "map", "result", "status", "stream",
+    "submit",
 ]  # fmt: skip
 
 
