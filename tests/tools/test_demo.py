@@ -166,7 +166,7 @@ class RunningDemo:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def ends(self, timeout_s: float = 90.0) -> int:
+    def ends(self, timeout_s: float = 200.0) -> int:
         return self.process.wait(timeout_s)
 
 
@@ -177,20 +177,26 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def left_over(folder: Path) -> list[str]:
+    """What the demo left in the temporary folder; torch keeps a cache of its own there."""
+    return [entry.name for entry in folder.iterdir() if not entry.name.startswith("torch")]
+
+
 def none_is_left(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
 @pytest.mark.model
+@pytest.mark.timeout(400)
 def test_the_demo_streams_side_by_side_and_leaves_nothing(folder: Path) -> None:
     demo = RunningDemo(folder, "--requests", "3", "--max-tokens", "40")
-    until(lambda: "streaming" in demo.text or demo.process.poll() is not None, 60.0)
+    until(lambda: "streaming" in demo.text or demo.process.poll() is not None, 200.0)
     children = demo.children()
 
     assert demo.ends() == 0, demo.text
     assert len(children) == 2, "a server and a worker"
     assert none_is_left(children)
-    assert list(folder.iterdir()) == []
+    assert left_over(folder) == []
     pieces = [line[1] for line in demo.text.splitlines() if line.startswith("[")]
     assert set(pieces) == {"1", "2", "3"}
     changes = sum(a != b for a, b in pairwise(pieces))
@@ -200,6 +206,7 @@ def test_the_demo_streams_side_by_side_and_leaves_nothing(folder: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number", "status"),
@@ -213,22 +220,23 @@ def test_an_interrupted_demo_leaves_nothing(
     folder: Path, moment: str, number: int, status: int
 ) -> None:
     demo = RunningDemo(folder, "--requests", "4", "--max-tokens", "2000")
-    until(lambda: moment in demo.text, 60.0)
+    until(lambda: moment in demo.text, 200.0)
     children = demo.children()
 
     os.kill(demo.process.pid, number)
 
-    assert demo.ends(30.0) == status, demo.text
+    assert demo.ends(60.0) == status, demo.text
     assert none_is_left(children)
-    assert list(folder.iterdir()) == []
+    assert left_over(folder) == []
     assert "Traceback" not in demo.text
 
 
 @pytest.mark.model
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_a_killed_demo_leaves_no_process(folder: Path) -> None:
     demo = RunningDemo(folder, "--requests", "1", "--max-tokens", "2000")
-    until(lambda: "streaming" in demo.text, 60.0)
+    until(lambda: "streaming" in demo.text, 200.0)
     children = demo.children()
     assert len(children) == 2
 
@@ -239,15 +247,16 @@ def test_a_killed_demo_leaves_no_process(folder: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_a_lost_worker_ends_the_demo_with_one_line(folder: Path) -> None:
     demo = RunningDemo(folder, "--requests", "2", "--max-tokens", "2000")
-    until(lambda: "[1]" in demo.text, 60.0)
+    until(lambda: "[1]" in demo.text, 200.0)
     worker = next(child for child in demo.children() if "tokenmill_worker" in child.cmdline())
 
     worker.kill()
 
-    assert demo.ends(30.0) != 0
+    assert demo.ends(60.0) != 0
     assert "Error: a worker ended" in demo.text
     assert "Traceback" not in demo.text
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -22,8 +22,9 @@ from tokenmill.cli.failures import INTERRUPTED, fail
 from tokenmill.cli.snapshot import read_worker_cards
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
+from tokenmill_engine.config import DType
 from tokenmill_worker.demo.engine_steps import EngineSteps
-from tokenmill_worker.demo.processes import WorkerOptions, WorkerProcesses
+from tokenmill_worker.demo.processes import WorkerOptions, WorkerProcesses, default_dtype
 from tokenmill_worker.demo.prompts import demo_questions
 from tokenmill_worker.demo.report import report_table, total_line
 from tokenmill_worker.demo.streams import OnText, StreamRecord, stream_all
@@ -44,6 +45,7 @@ class Demo:
     requests: int
     workers: int
     max_tokens: int
+    dtype: str
     keep: bool
     console: Console
 
@@ -56,7 +58,11 @@ class Demo:
             with self._step("starting an embedded Redis-compatible server"):
                 server = stack.enter_context(EmbeddedServer())
             options = WorkerOptions(
-                redis_url=server.url, model=model, count=self.workers, folder=folder
+                redis_url=server.url,
+                model=model,
+                count=self.workers,
+                dtype=self.dtype,
+                folder=folder,
             )
             processes = stack.enter_context(WorkerProcesses(options))
             with self._step(f"loading {model.name} in {_count(self.workers, 'worker')}"):
@@ -74,7 +80,7 @@ class Demo:
             asyncio.run(self._stream_records(url, records, view.on_text, processes.check))
         steps = EngineSteps.read(addresses).since(before)
         self.console.print(report_table(records))
-        self.console.print(total_line(records, steps))
+        self._say(total_line(records, steps))
 
     async def _stream_records(
         self,
@@ -139,6 +145,12 @@ Examples:
   tokenmill demo --keep            # leave it running, to try the other commands""",
 )
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model folder or hub id.")
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(DType)),
+    default=default_dtype,
+    help="Type of the weights.  [default: what this machine is fast at]",
+)
 @click.option("--requests", default=6, show_default=True, type=click.IntRange(1, 64))
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 16))
 @click.option("--max-tokens", default=96, show_default=True, type=click.IntRange(1, 8192))

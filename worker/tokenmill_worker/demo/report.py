@@ -13,7 +13,7 @@ from .streams import StreamRecord
 def report_table(records: Sequence[StreamRecord]) -> Table:
     table = Table(title="Requests", title_justify="left")
     table.add_column("#", justify="right")
-    table.add_column("prompt", max_width=40, no_wrap=True, overflow="ellipsis")
+    table.add_column("prompt", max_width=28, no_wrap=True, overflow="ellipsis")
     for name in ("first token", "tokens", "tokens/s", "finish"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
