@@ -16,8 +16,12 @@ from tokenmill.keys import Keyspace
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
-    """A real server on a unix socket, shared by the whole run: use `keyspace`, never FLUSHALL."""
-    with EmbeddedServer() as server:
+    """A real server on a unix socket, shared by the whole run: use `keyspace`, never FLUSHALL.
+
+    TOKENMILL_TEST_SERVER names another binary, such as a redis-server of an older release.
+    """
+    binary = os.environ.get("TOKENMILL_TEST_SERVER")
+    with EmbeddedServer(binary=Path(binary) if binary else None) as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 import redis.asyncio
@@ -63,7 +63,7 @@ def redact_url(url: str) -> str:
     user, colon, _ = userinfo.partition(":")
     netloc = f"{user}{colon}{'***' if colon else ''}{at}{host}"
     query = re.sub(r"(?<=password=)[^&]*", "***", parts.query)
-    return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
 def connect(url: str | None = None, options: RedisOptions | None = None) -> redis.Redis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from redis.exceptions import ResponseError
@@ -361,6 +362,22 @@ async def test_the_same_calls_run_on_asyncio(redis_backend, keyspace):
         await client.script_flush()
         assert (await arun(client, calls.enqueue("a", body="{}"))).status == "OK"
         assert (await arun(client, calls.enqueue("a", body="{}"))).status == "DUP"
+
+
+def test_a_cluster_is_served_by_sharded_publication(redis_client, keyspace):
+    try:
+        redis_client.spublish(keyspace.channel("a"), "")
+    except ResponseError:
+        pytest.skip("before Redis 7 there is no SPUBLISH")
+    queue = Queue(redis_client, keyspace, dataclasses.replace(POLICY, publish="SPUBLISH"))
+    lease = queue.leased()
+    with redis_client.pubsub() as subscriber:
+        subscriber.ssubscribe(keyspace.channel("a"))
+        subscriber.get_message(timeout=5)
+        queue.append(lease, 1, i=0)
+        queue.finish(lease, 2)
+        numbers = [json.loads(subscriber.get_message(timeout=5)["data"])["e"] for _ in range(2)]
+    assert numbers == [1, 2]
 
 
 @pytest.mark.parametrize("name", SCRIPT_NAMES)
