@@ -1,12 +1,15 @@
 """Start the compose file for real, stream ten requests to it from outside, and take it down.
 
-`python deploy/compose_check.py` needs a Docker engine, `docker compose` or `docker-compose`, and
-this project installed. Exits with 1 if a request does not come to its end.
+`python deploy/compose_check.py` needs a Docker engine, `docker compose` or `docker-compose` (or
+what `--compose` names), and this project installed. Exits with 1 if a request does not come to its
+end.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -52,6 +55,11 @@ def find_compose() -> list[str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Start the compose file and stream to it")
+    parser.add_argument("--compose", help="command to use, such as 'docker compose'")
+    parser.add_argument("--no-build", action="store_true", help="take the image as it is")
+    arguments = parser.parse_args()
+    command = shlex.split(arguments.compose) if arguments.compose else find_compose()
     port = _free_port()
     threads = max(1, (os.cpu_count() or 1) // NUM_WORKERS)
     environment = {
@@ -59,9 +67,10 @@ def main() -> int:
         **os.environ,
         "TOKENMILL_REDIS_PORT": str(port),
     }
-    compose = Compose(find_compose(), f"tokenmill-check-{os.getpid()}", environment)
+    compose = Compose(command, f"tokenmill-check-{os.getpid()}", environment)
     try:
-        compose.run("build")
+        if not arguments.no_build:
+            compose.run("build")
         compose.run("up", "--detach", "--scale", f"worker={NUM_WORKERS}")
         num_failed = _stream_all(f"redis://127.0.0.1:{port}/0")
         compose.run("ps")

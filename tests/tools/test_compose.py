@@ -82,6 +82,7 @@ def test_redis_keeps_what_it_accepted(compose: dict[str, Any]) -> None:
     options = dict(zip(command[1::2], command[2::2], strict=True))
     assert options["--appendonly"] == "yes"
     assert options["--maxmemory-policy"] == "noeviction"
+    assert options["--protected-mode"] == "no"  # its peers are other containers
     assert any(volume.endswith(f":{options['--dir']}") for volume in redis_volumes(compose))
 
 
