@@ -199,7 +199,8 @@ end
 -- The stream's `lag` is the autoscaler's signal, but Redis loses count when the entry that was
 -- delivered last is deleted while older ones are pending: an everyday case, as requests end in any
 -- order. All that was delivered is pending or deleted, so the true count is known; and with the
--- group moved to just before the first undelivered entry, Redis trusts it. 6.2 reports no lag.
+-- group moved to just before the first undelivered entry, Redis trusts it (unless the two ids are
+-- neighbours, made in the same millisecond; then the next read ends it). 6.2 reports no lag.
 local function repair_lag(ready)
   local stream = ready_key(ready)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
