@@ -26,9 +26,11 @@ ROWS_PER_STEP = 16
 BLOCK_SIZE = 4
 NUM_BLOCKS = len(PROMPT_TOKENS) * -(-(max(PROMPT_TOKENS) + 2) // BLOCK_SIZE)
 
-#: Largest logit difference as a share of the logits' standard deviation. An architecture that does
-#: not fit is off by a multiple of the spread.
-TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.25, torch.float16: 0.05}
+#: Root mean square of the logit differences as a share of the logits' standard deviation; with an
+#: architecture that does not fit it is about 1. In float32, 0.005 means that the largest difference
+#: of a row is about 2 % of the spread. In bfloat16 SmolLM2 shows 0.03 (0.05 at worst, 30 rows), with
+#: single logits out of its 49,152 off by up to 0.4: hence no tolerance for the largest.
+TOLERANCES = {torch.float32: 0.005, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
 @torch.inference_mode()
@@ -101,7 +103,7 @@ def _plain_logits(runner: ModelRunner, token_ids: list[int]) -> torch.Tensor:
 def _compare(runner: ModelRunner, batched: Sequence[torch.Tensor], expected: torch.Tensor) -> None:
     tolerance = TOLERANCES[runner.model.dtype]
     for got, want in zip(batched, expected, strict=True):
-        difference, spread = float((got - want).abs().max()), float(want.std())
+        difference, spread = float((got - want).square().mean().sqrt()), float(want.std())
         if not difference <= tolerance * spread:  # NaN fails as well
             raise UnsupportedModel(
                 f"{type(runner.model).__name__} gives other results in a batch than alone: "

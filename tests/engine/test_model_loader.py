@@ -100,8 +100,10 @@ def test_temperature_tuning_caps_sequences_and_steps() -> None:
         facts_of(model, max_model_len=40)
 
 
-def test_the_self_test_finds_what_depends_on_the_neighbours(llama: PreTrainedModel) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_self_test_finds_what_depends_on_the_neighbours(dtype: torch.dtype) -> None:
     """A layer that looks across rows, which nothing in the class or the configuration tells."""
+    llama = tiny_model().to(dtype)
 
     def mix_rows(
         module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor
