@@ -28,8 +28,8 @@ NUM_BLOCKS = len(PROMPT_TOKENS) * -(-(max(PROMPT_TOKENS) + 2) // BLOCK_SIZE)
 
 #: Root mean square of the logit differences as a share of the logits' standard deviation; with an
 #: architecture that does not fit it is about 1. In float32, 0.005 means that the largest difference
-#: of a row is about 2 % of the spread. In bfloat16 SmolLM2 shows 0.03 (0.05 at worst, 30 rows), with
-#: single logits out of its 49,152 off by up to 0.4: hence no tolerance for the largest.
+#: of a row is about 2 % of the spread. SmolLM2 in bfloat16 shows 0.03 (at worst 0.05 in 30 rows)
+#: while single logits out of its 49,152 are off by up to 0.4: hence no tolerance for the largest.
 TOLERANCES = {torch.float32: 0.005, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
