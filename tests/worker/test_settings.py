@@ -137,6 +137,12 @@ def test_a_mistyped_variable_is_refused_and_a_strangers_is_not(
         load_settings({})
 
 
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_MAX_MODEL_LEN", "")
+
+    assert load_settings({}).max_model_len is None
+
+
 def test_every_engine_option_is_an_option_of_the_worker_with_the_same_default() -> None:
     settings = load_settings({"model": "a/b"})
 
@@ -159,6 +165,7 @@ def test_every_option_is_a_flag_with_help() -> None:
     [
         ({"model": "org/small"}, ("org/small", "small")),
         ({"model": "small"}, ("small",)),
+        ({"model": "/models/small"}, ("small", "/models/small")),
         ({"model": "org/small", "served_model_name": "chat"}, ("chat",)),
     ],
 )

@@ -149,6 +149,8 @@ class EngineThread:
                 self._add(engine, request)
             case Abort(attempt_id):
                 engine.abort_request(attempt_id)
+                # Perhaps no step follows that would tell that there is room again.
+                self._tell(self.events.put_nowait, Stepped([], engine.stats()))
             case SetPaused(paused):
                 self._paused = paused
             case Stop():

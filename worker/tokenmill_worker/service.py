@@ -99,15 +99,7 @@ class Service:
             retrier=self._retrier,
             identity=identity,
         )
-        self._handover = Handover(
-            redis=connections.publish,
-            calls=calls,
-            deliveries=self.deliveries,
-            retrier=self._retrier,
-            metrics=self.metrics,
-            worker_id=identity.worker_id,
-            retry_backoff_ms=settings.retry_backoff_ms,
-        )
+        self._handover = self._make_handover()
 
     def capacity(self) -> int:
         """Requests that may be fetched now: none while the engine has some waiting."""
@@ -128,7 +120,7 @@ class Service:
         handed_over = False
         try:
             async with asyncio.TaskGroup() as group:
-                consumer = self._consumer(group)
+                consumer = self._make_consumer(group)
                 fetching = group.create_task(consumer.run())
                 for loop in self._loops():
                     group.create_task(loop)
@@ -143,7 +135,18 @@ class Service:
         """After a failure: give back what can be given back in time."""
         await _within(self._settings.handover_timeout_s, self._handover.give_up_all())
 
-    def _consumer(self, group: asyncio.TaskGroup) -> Consumer:
+    def _make_handover(self) -> Handover:
+        return Handover(
+            redis=self._connections.publish,
+            calls=self._calls,
+            deliveries=self.deliveries,
+            retrier=self._retrier,
+            metrics=self.metrics,
+            worker_id=self._identity.worker_id,
+            retry_backoff_ms=self._settings.retry_backoff_ms,
+        )
+
+    def _make_consumer(self, group: asyncio.TaskGroup) -> Consumer:
         def take(delivery: Delivery) -> None:
             self._dispatcher.hold(delivery)
             group.create_task(self._intake.admit(delivery))

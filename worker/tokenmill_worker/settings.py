@@ -45,7 +45,11 @@ class Settings(BaseSettings):
     """Every option, with its default and its help text."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,  # a compose file passes on what is unset as an empty text
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
     )
 
     # ---- the queue ----
@@ -202,11 +206,14 @@ class Settings(BaseSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names that a request's `model` may have; the first is reported."""
+        """Names that a request's `model` may have; the first is reported: no path of a machine."""
         if self.served_model_name is not None:
             return (self.served_model_name,)
         folder = Path(self.model).name
-        return (self.model,) if folder == self.model else (self.model, folder)
+        if folder == self.model:
+            return (folder,)
+        is_path = self.model.startswith(("/", ".", "~"))
+        return (folder, self.model) if is_path else (self.model, folder)
 
     def redis_url_with_password(self) -> str:
         """The URL to connect to; the password file, if any, wins over the URL's own."""
