@@ -35,9 +35,9 @@ def submit_and_stream(pool: Pool) -> None:
 def test_a_worker_that_wakes_up_late_writes_nothing(pool: Pool) -> None:
     zombie = pool.start_ready("zombie")
     submit_and_stream(pool)
-    successor = pool.start_ready("successor")
 
     zombie.process.send_signal(signal.SIGSTOP)
+    successor = pool.start("successor")
     eventually(
         lambda: all(
             starts_of(pool.events(request_id))[-1]["w"].startswith("successor")
