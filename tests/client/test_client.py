@@ -365,6 +365,22 @@ def test_what_becomes_of_messages_does_not_matter(
     assert [completion.token_ids for completion in completions] == [IDS] * 8
 
 
+def test_a_slow_reader_loses_nothing(
+    client: Client, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill._mailbox.MAX_MESSAGES", 3)
+    with client.stream("x") as stream:
+        worker.step()
+        texts = iter(stream)
+        first = next(texts)
+        reads = stream._state.stats.reads
+        while worker.step():
+            pass
+        wait_until(lambda: stream._mailbox is not None and stream._mailbox._buffer._missed)
+        assert [first, *texts] == PIECES
+        assert stream._state.stats.reads == reads + 1  # the log, instead of the dropped messages
+
+
 def test_many_threads_share_one_subscription(
     client: Client, redis_client: redis.Redis, running_worker: FakeWorker
 ) -> None:

@@ -7,10 +7,10 @@ import tokenmill
 PUBLIC = [
     "AsyncClient", "AsyncTokenStream", "AuthenticationFailed", "Client", "Completion",
     "ConfigurationError", "DeadlineExceeded", "EndEvent", "Event", "Explanation", "Handle",
-    "InvalidRequest", "Message", "ProtocolError", "QueueFull", "QueueUnavailable", "RequestCancelled",
-    "RequestConflict", "RequestDead", "RequestFailed", "RequestTooLarge", "ResultTimeout",
-    "RewindEvent", "SamplingParams", "StartEvent", "Status", "StreamDiverged", "TokenEvent",
-    "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest", "UnsupportedParameter",
+    "InvalidRequest", "Message", "ProtocolError", "QueueFull", "QueueUnavailable",
+    "RequestCancelled", "RequestConflict", "RequestDead", "RequestFailed", "RequestTooLarge",
+    "ResultTimeout", "RewindEvent", "SamplingParams", "StartEvent", "Status", "StreamDiverged",
+    "TokenEvent", "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest", "UnsupportedParameter",
     "Usage", "__version__",
 ]  # fmt: skip
 

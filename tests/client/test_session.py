@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tokenmill._accumulator import Accumulator
 from tokenmill._events import parse_event
+from tokenmill._mailbox import MAX_MESSAGES, LiveBuffer
 from tokenmill._session import (
     MAX_SUSPICIONS,
     POLL_FIRST_S,
@@ -141,6 +142,7 @@ def test_any_fate_of_the_messages_delivers_the_log_once_and_in_order(
     driver.run()
     assert driver.out == events_of(log)
     assert driver.state.delivered.token_ids == [i for ids in chunks for i in ids]
+    assert driver.state.stats.restarts == 0  # a gap costs the rest of the log, not all of it
 
 
 @given(
@@ -215,6 +217,22 @@ def test_a_cursor_beyond_the_log_starts_the_caller_again() -> None:
     assert text_of(driver.out) == "<1><2>"
 
 
+def test_the_buffer_is_bounded_and_says_so() -> None:
+    buffer = LiveBuffer()
+    for number in range(MAX_MESSAGES):
+        buffer.add(str(number))
+    assert buffer.has_news
+    payloads, missed = buffer.take()
+    assert (len(payloads), missed) == (MAX_MESSAGES, False)
+    assert not buffer.has_news
+    for number in range(MAX_MESSAGES + 1):
+        buffer.add(str(number))
+    buffer.add("after the overflow")
+    assert buffer.take() == ([], True)
+    buffer.add("anew")
+    assert buffer.take() == (["anew"], False)
+
+
 def test_a_live_message_needs_no_log() -> None:
     driver = Driver(Server())
     out = driver.state.on_messages(make_log([[1, 2]]))
@@ -260,6 +278,66 @@ def test_a_rewind_into_a_coalesced_event_falls_on_its_start() -> None:
     assert isinstance(ending, EndEvent)
 
 
+def caught_up(log: list[str], after: int = 0) -> Driver:
+    """A driver that has read this log, which goes on."""
+    driver = Driver(Server(log), after=after)
+    driver.state.catch_up()
+    driver.step()
+    return driver
+
+
+def test_a_request_enqueued_anew_is_told_by_its_birth() -> None:
+    """The last entry read is the same in the new log, and so is the attempt."""
+    driver = caught_up([start(1), tokens(2, 0, [0]), tokens(3, 1, [5])])
+    driver.server.log = [start(1), tokens(2, 0, [9]), tokens(3, 1, [5]), end(4)]
+    driver.server.created_ms = 2
+    driver.run()
+    assert driver.state.delivered.token_ids == [9, 5]
+
+
+def test_an_end_of_an_attempt_that_was_not_heard_of_is_looked_up() -> None:
+    driver = caught_up([start(1), tokens(2, 0, [0])])
+    driver.server.log = [start(1, 2), tokens(2, 0, [9], attempt=2), end(3, 2)]
+    driver.inbox = [end(3, 2)]
+    driver.run()
+    assert driver.state.delivered.token_ids == [9]
+    assert [event.type for event in driver.out] == [
+        "start",
+        "token",
+        "start",
+        "rewind",
+        "token",
+        "end",
+    ]
+
+
+@pytest.mark.parametrize("message", [tokens(3, 1, [6]), tokens(2, 0, [9]), start(1, 2), end(2)])
+def test_a_known_number_that_says_something_else_makes_it_read_anew(message: str) -> None:
+    driver = caught_up([start(1), tokens(2, 0, [0]), tokens(3, 1, [5])])
+    driver.state.on_messages([message])
+    assert driver.state.stats.restarts == 1
+    assert driver.state.next_action() == Read(0)
+    same = caught_up([start(1), tokens(2, 0, [0]), tokens(3, 1, [5])])
+    same.state.on_messages(same.server.log)
+    assert same.state.stats.restarts == 0
+
+
+def test_other_text_of_the_same_tokens_is_withdrawn_where_it_differs() -> None:
+    driver = caught_up([start(1), tokens(2, 0, [1], text="a"), tokens(3, 1, [2], text="b")])
+    driver.server.log = [start(1), tokens(2, 0, [1, 2], text="aB"), end(3)]
+    driver.run()
+    assert driver.out[3:5] == [
+        RewindEvent(index=1),
+        TokenEvent(seq=2, attempt=1, index=1, token_ids=[2], text="B"),
+    ]
+
+
+def test_a_live_end_below_the_cursor_starts_the_caller_again() -> None:
+    driver = Driver(Server(), after=9)
+    out = driver.state.on_messages(make_log([[1]]))
+    assert [event.type for event in out] == ["rewind", "token", "end"]
+
+
 def test_tokens_lost_before_a_cancel_are_withdrawn() -> None:
     server = Server(make_log([[1], [2], [3]])[:-1])
     driver = Driver(server)
@@ -271,22 +349,30 @@ def test_tokens_lost_before_a_cancel_are_withdrawn() -> None:
     assert [event.type for event in driver.out[-2:]] == ["rewind", "end"]
 
 
-def test_log_probabilities_follow_their_tokens_through_a_rewind() -> None:
-    def with_logprobs(e: int, index: int, ids: list[int]) -> str:
-        fields = json.loads(tokens(e, index, ids))
-        return json.dumps({**fields, "lp": [[[i, -0.5, 1, "x"]] for i in ids]})
+def with_logprobs(e: int, index: int, ids: list[int]) -> str:
+    fields = json.loads(tokens(e, index, ids))
+    return json.dumps({**fields, "lp": [[[i, -0.5, 1, "x"]] for i in ids]})
 
-    server = Server([start(1), with_logprobs(2, 0, [1]), with_logprobs(3, 1, [2, 3])])
-    driver = Driver(server)
-    driver.state.catch_up()
-    driver.step()
-    server.log = [start(1), with_logprobs(2, 0, [1, 2]), with_logprobs(3, 2, [9]), end(4)]
-    driver.state.catch_up()
+
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        [with_logprobs(2, 0, [1, 2]), with_logprobs(3, 2, [9])],  # differs within an event
+        [with_logprobs(2, 0, [1]), with_logprobs(3, 1, [2, 3, 4])],  # goes on within an event
+    ],
+)
+def test_log_probabilities_stay_with_their_tokens(rewritten: list[str]) -> None:
+    driver = caught_up([start(1), with_logprobs(2, 0, [1]), with_logprobs(3, 1, [2, 3])])
+    driver.server.log = [start(1), *rewritten, end(4)]
     driver.run()
     completion = driver.state.delivered.completion()
-    assert completion.token_ids == [1, 2, 9]
     assert completion.logprobs is not None
-    assert [alternatives[0].token_id for alternatives in completion.logprobs] == [1, 2, 9]
+    assert [
+        alternatives[0].token_id for alternatives in completion.logprobs
+    ] == completion.token_ids
+    assert completion.token_ids == [
+        i for payload in rewritten for i in json.loads(payload)["k"]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
