@@ -128,8 +128,9 @@ class QueueCalls:
         At most `limits.MAX_REQUESTS_PER_APPEND` events a call: Redis serves nobody meanwhile.
         """
         args: list[Argument] = [self._publish]
-        for event in events:
-            args += event
+        for request_id, fence, seq, payload in events:
+            # Per token: hiredis packs text in half the time it takes for an integer.
+            args += (request_id, str(fence), str(seq), payload)
         _check_batch("append", len(args) // 4, limits.MAX_REQUESTS_PER_APPEND)
         return ScriptCall(load_script("append"), self._key, tuple(args), _as_is)
 

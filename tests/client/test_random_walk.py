@@ -47,6 +47,7 @@ def walk_seed(client, seed, num_steps=STEPS_PER_SEED, script_of=load_script):
     return walk.outcomes
 
 
+@pytest.mark.timeout(600)
 def test_no_walk_finds_a_violation(redis_client):
     outcomes: Counter[str] = Counter()
     for seed in range(NUM_SEEDS):
@@ -63,15 +64,15 @@ QUICK_MUTANTS = {
 #: name → (script, text, its wrong replacement)
 MUTANTS = {
     "append without the fence": (
-        "append", "if fences[i] ~= ARGV[at + 1] then", "if false then"),
+        "append", "if fences[i] ~= argv[at + 1] then", "if false then"),
     "append without the dense number": (
-        "append", "elseif stored < seq - 1 then", "elseif false then"),
+        "append", "elseif stored < number - 1 then", "elseif false then"),
     "append that is not idempotent": (
-        "append", "if stored >= seq then", "if false then"),
+        "append", "if stored >= number then", "if false then"),
     "append that does not publish": (
-        "append", "call(publish, channel_prefix .. id, ARGV[at + 3])", ""),
+        "append", "call(publish, channel_prefix .. id, payload)", ""),
     "a log that lives for ever": (
-        "append", "if seq == 1 then", "if false then"),
+        "append", "if number == 1 then", "if false then"),
     "heartbeat without the fence": (
         "heartbeat", "if call('HGET', KEYS[1], id) ~= ARGV[first + 1] then", "if false then"),
     "finish without the fence": (

@@ -157,7 +157,7 @@ def test_consumers_without_work_are_removed_and_others_are_kept(queue):
     queue.run(queue.calls.lease("gone", [reader]))
     queue.finish(dataclasses.replace(queue.leased("c"), request_id="b"), 1)
     give_up_at = time.monotonic() + 10
-    while queue.tick(lease_ms=1, max_fence=1000, max_strikes=1000).consumers == 0:
+    while queue.tick(lease_ms=20, max_fence=1000, max_strikes=1000).consumers == 0:
         assert time.monotonic() < give_up_at
     assert queue.client.xlen(queue.keys.ready("r")) + queue.client.zcard(queue.keys.delayed) > 0
 

@@ -9,29 +9,30 @@
 --
 -- The dense number makes the call idempotent and shows a log that lost its end in a failover.
 
-local call, owners = redis.call, KEYS[1]
+local call, argv, owners = redis.call, ARGV, KEYS[1]
 local prefix = string.sub(owners, 1, -4)
-local log_prefix, channel_prefix, publish = prefix .. 't:', prefix .. 'c:', ARGV[1]
-local ids, codes = {}, {}
-for first = 2, #ARGV, 4 do ids[#ids + 1] = ARGV[first] end
-if #ids == 0 then return codes end
+local log_prefix, channel_prefix, publish = prefix .. 't:', prefix .. 'c:', argv[1]
+local count, ids, codes = (#argv - 1) / 4, {}, {}
+if count == 0 then return codes end
+for i = 1, count do ids[i] = argv[4 * i - 2] end
 local fences = call('HMGET', owners, unpack(ids))
-for i, id in ipairs(ids) do
+for i = 1, count do
   local at = 4 * i - 2
-  if fences[i] ~= ARGV[at + 1] then
+  if fences[i] ~= argv[at + 1] then
     codes[i] = -1
   else
-    local log, seq = log_prefix .. id, tonumber(ARGV[at + 2])
+    local id, seq, payload = argv[at], argv[at + 2], argv[at + 3]
+    local log, number = log_prefix .. id, tonumber(seq)
     local stored = call('XLEN', log)
-    if stored >= seq then
+    if stored >= number then
       codes[i] = 0
-    elseif stored < seq - 1 then
+    elseif stored < number - 1 then
       codes[i] = -2 - stored
     else
-      call('XADD', log, ARGV[at + 2] .. '-0', 'd', ARGV[at + 3])
+      call('XADD', log, seq .. '-0', 'd', payload)
       -- The log is born with the lifetime of its record; the end shortens both.
-      if seq == 1 then call('PEXPIRE', log, call('PTTL', prefix .. 'r:' .. id)) end
-      call(publish, channel_prefix .. id, ARGV[at + 3])
+      if number == 1 then call('PEXPIRE', log, call('PTTL', prefix .. 'r:' .. id)) end
+      call(publish, channel_prefix .. id, payload)
       codes[i] = 1
     end
   end
