@@ -69,10 +69,15 @@ class Bench:
         """Enqueue, lease and hold these requests."""
         for request_id in request_ids:
             await self.enqueue(request_id)
+        return await self.deliver_with("")
+
+    async def deliver_with(self, fingerprint: str, ready_class: str = "1") -> list[Delivery]:
+        """Lease and hold what stands in a ready stream, as a worker with this model."""
         await acreate_groups(self.redis, self.keys)
-        reply = await self.redis.xreadgroup(GROUP, WORKER, {self.keys.ready("1"): ">"})
+        reply = await self.redis.xreadgroup(GROUP, WORKER, {self.keys.ready(ready_class): ">"})
         entries = read_entries(self.keys, reply)
-        replies = await arun(self.redis, self.calls.lease(WORKER, entries))
+        call = self.calls.lease(WORKER, entries, fingerprint=fingerprint)
+        replies = await arun(self.redis, call)
         deliveries = [Delivery(reply.lease) for reply in replies if reply.lease is not None]
         for delivery in deliveries:
             self.deliveries.add(delivery)

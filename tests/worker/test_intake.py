@@ -1,0 +1,159 @@
+"""From a lease to the engine, and what keeps a request from getting there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from support_worker import FakeEngine, make_output
+from support_worker_bench import Bench, running, until
+from tokenmill.scripts import arun
+from tokenmill_worker.delivery import Delivery
+from tokenmill_worker.dispatcher import Dispatcher
+from tokenmill_worker.engine_thread import EngineThread
+from tokenmill_worker.intake import Identity, Intake
+
+IDENTITY = Identity("worker-1", ("model",), "new-model")
+
+
+@dataclass
+class Front:
+    bench: Bench
+    intake: Intake
+    dispatcher: Dispatcher
+    thread: EngineThread
+
+    async def deliver_again(self, fingerprint: str = "") -> Delivery:
+        """A request whose first attempt, on `fingerprint`, published two tokens and was drained."""
+        bench = self.bench
+        await bench.enqueue("request-1")
+        (first,) = await bench.deliver_with(fingerprint)
+        first.start("worker-0")
+        first.pending = [make_output(4, 5, text="x")]
+        async with running(bench.publisher.run()):
+            await bench.publisher.settle()
+        bench.deliveries.remove(first)
+        await arun(bench.redis, bench.calls.hand_over("request-1", 1))
+        (second,) = await bench.deliver_with("new-model", ready_class="r")
+        return second
+
+
+@pytest.fixture
+async def front(bench: Bench) -> AsyncIterator[Front]:
+    engine = FakeEngine()
+    thread = EngineThread(lambda _on_phase: engine, lambda _phase: None)
+    await thread.load()
+    dispatcher = Dispatcher(bench.deliveries, thread, bench.metrics)
+    intake = Intake(
+        redis=bench.redis,
+        keys=bench.keys,
+        deliveries=bench.deliveries,
+        dispatcher=dispatcher,
+        engine=engine,
+        engine_thread=thread,
+        retrier=bench.retrier,
+        identity=IDENTITY,
+    )
+    yield Front(bench, intake, dispatcher, thread)
+    await thread.stop(5)
+
+
+async def run_to_the_end(front: Front, delivery: Delivery) -> dict[str, object]:
+    async with running(front.bench.publisher.run(), front.dispatcher.run()):
+        await front.intake.admit(delivery)
+        await until(lambda: front.bench.ended)
+    return (await front.bench.log("request-1"))[-1]
+
+
+async def test_a_request_continues_behind_what_was_published(front: Front) -> None:
+    delivery = await front.deliver_again()
+
+    end = await run_to_the_end(front, delivery)
+
+    log = await front.bench.log("request-1")
+    assert log[2] == {"e": 3, "ev": "start", "i": 2, "w": "worker-1", "a": 2}
+    assert log[3]["i"] == 2
+    assert (end["st"], end["n"]) == ("done", 256)
+
+
+@pytest.mark.parametrize(("any_model", "status"), [(True, "done"), (False, "failed")])
+async def test_another_model_may_continue_unless_the_policy_is_strict(
+    front: Front, any_model: bool, status: str
+) -> None:
+    intake = replace(front.intake, identity=replace(IDENTITY, resume_any_model=any_model))
+    front.intake = intake
+    delivery = await front.deliver_again(fingerprint="old-model")
+
+    end = await run_to_the_end(front, delivery)
+
+    assert end["st"] == status
+    assert end.get("code") == (None if any_model else "model_changed")
+
+
+async def test_the_same_model_continues_under_the_strict_policy(front: Front) -> None:
+    front.intake = replace(front.intake, identity=replace(IDENTITY, resume_any_model=False))
+    delivery = await front.deliver_again(fingerprint="new-model")
+
+    assert (await run_to_the_end(front, delivery))["st"] == "done"
+
+
+async def test_a_log_that_no_worker_wrote_ends_the_request(front: Front) -> None:
+    delivery = await front.deliver_again()
+    log = front.bench.keys.log("request-1")
+    await front.bench.redis.xadd(log, {"d": "not an event"}, id="3-0")
+
+    end = await run_to_the_end(front, delivery)
+
+    assert (end["e"], end["code"]) == (4, "resume_mismatch")
+
+
+async def test_a_refused_body_ends_behind_earlier_events(front: Front) -> None:
+    delivery = await front.deliver_again()
+    delivery.lease = replace(delivery.lease, body="{")
+
+    end = await run_to_the_end(front, delivery)
+
+    assert (end["e"], end["code"], end["msg"]) == (
+        3,
+        "invalid_request",
+        "body: must be a JSON object",
+    )
+
+
+async def test_an_unforeseen_error_ends_only_its_request(
+    front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_text: str) -> list[int]:
+        raise RuntimeError("canary")
+
+    monkeypatch.setattr(front.intake.engine.tokenizer, "encode", fail)
+    (delivery,) = await front.bench.deliver("request-1")
+
+    end = await run_to_the_end(front, delivery)
+
+    assert (end["code"], end["msg"]) == ("internal", "the worker failed on this request")
+    assert "canary" not in caplog.text
+
+
+async def test_what_was_dropped_meanwhile_is_not_submitted(front: Front) -> None:
+    (delivery,) = await front.bench.deliver("request-1")
+    front.bench.deliveries.remove(delivery)
+
+    await front.intake.admit(delivery)
+
+    assert delivery.events == []
+    assert front.thread.events.empty()
+
+
+async def test_a_held_request_is_dropped_at_its_deadline(front: Front) -> None:
+    (delivery,) = await front.bench.deliver("request-1")
+    front.bench.deliveries.remove(delivery)
+    delivery.lease = replace(delivery.lease, remaining_ms=5)
+
+    front.dispatcher.hold(delivery)
+    assert delivery in front.bench.deliveries
+    await until(lambda: delivery not in front.bench.deliveries)
+
+    assert front.bench.metrics.leases_lost["deadline"]._value.get() == 1
