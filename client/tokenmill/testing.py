@@ -29,7 +29,7 @@ from .errors import InvalidRequest
 from .keys import GROUP, Keyspace
 from .protocol import GenerateRequest, Message, TokenEvent
 from .ready import create_groups, read_entries
-from .replies import LOST, Lease
+from .replies import LOST, AdmitStatus, Lease, ReadyEntry
 from .scripts import run
 
 if TYPE_CHECKING:
@@ -155,11 +155,18 @@ class FakeWorker:
             self.keys,
             self._redis.xreadgroup(GROUP, self.worker_id, streams, count=64, block=block_ms),
         )
+        entries = [entry for entry in entries if self._admit(entry)]
         if not entries:
             return
         for reply in run(self._redis, self._calls.lease(self.worker_id, entries)):
             if reply.lease is not None:
                 self._start(reply.lease)
+
+    def _admit(self, entry: ReadyEntry) -> bool:
+        """Make the record of a request that came by plain XADD."""
+        if entry.body is None:
+            return True
+        return run(self._redis, self._calls.admit(entry)) is AdmitStatus.OK
 
     def _start(self, lease: Lease) -> None:
         request = GenerateRequest.model_validate_json(lease.body)
