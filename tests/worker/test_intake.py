@@ -102,7 +102,7 @@ async def test_the_same_model_continues_under_the_strict_policy(front: Front) ->
 async def test_a_log_that_no_worker_wrote_ends_the_request(front: Front) -> None:
     delivery = await front.deliver_again()
     log = front.bench.keys.log("request-1")
-    await front.bench.redis.xadd(log, {"d": "not an event"}, id="3-0")
+    await front.bench.redis.xadd(log, {"d": '{"e":3,"i":7,"k":[1]}'}, id="3-0")
 
     end = await run_to_the_end(front, delivery)
 

@@ -64,7 +64,7 @@ def to_engine_request(
     lease = delivery.lease
     request = parse_body(lease.body)
     if request.model is not None and request.model not in model_names:
-        raise wire.InvalidRequest("model", f"this pool serves {', '.join(model_names)}")
+        raise wire.InvalidRequest("model", f"this pool serves {model_names[0]}")
     resumed = lease.num_events > 0
     return EngineRequest(
         attempt_id=delivery.attempt_id,

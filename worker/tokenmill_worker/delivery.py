@@ -50,6 +50,7 @@ class Delivery:
     events: list[str] = field(default_factory=list)
     acked: int = 0  # events known to be in the log
     num_tokens: int = 0  # tokens in `events`
+    num_resumed_tokens: int = 0  # those of them that earlier attempts made
     pending: list[RequestOutput] = field(default_factory=list)  # not yet made into events
     ending: Ending | None = None
     finishing: bool = False  # the end event is on its way
@@ -82,7 +83,7 @@ class Delivery:
         """Take over the log of earlier attempts."""
         self.events = events
         self.acked = len(events)
-        self.num_tokens = num_tokens
+        self.num_tokens = self.num_resumed_tokens = num_tokens
 
     def add_event(self, **event: object) -> None:
         """Append an event; fields that are None are left out."""
@@ -156,7 +157,7 @@ class Deliveries:
     def remove(self, delivery: Delivery) -> None:
         if delivery.expiry is not None:
             delivery.expiry.cancel()
-        del self._by_attempt[delivery.attempt_id]
+        self._by_attempt.pop(delivery.attempt_id, None)
         self.changed.set()
 
 

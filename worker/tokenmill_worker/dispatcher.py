@@ -136,7 +136,8 @@ class Dispatcher:
         if times.first_token_s is not None and times.last_token_s is not None:
             decode_s = times.last_token_s - times.first_token_s
             metrics.decode_time.observe(decode_s)
-            metrics.time_per_output_token.observe(decode_s / max(delivery.num_tokens - 1, 1))
+            intervals = delivery.num_tokens - delivery.num_resumed_tokens - 1
+            metrics.time_per_output_token.observe(decode_s / max(intervals, 1))
         metrics.prompt_tokens.observe(delivery.usage.prompt_tokens)
         metrics.generation_tokens.observe(delivery.num_tokens)
         metrics.max_generation_tokens.observe(delivery.num_tokens)  # the same: n is always 1

@@ -68,6 +68,8 @@ class Handover:
             )
 
     async def _release(self, delivery: Delivery, call: ScriptCall[ReleaseReply]) -> None:
+        if delivery not in self.deliveries:  # it ended meanwhile
+            return
         # Out of the books first: what the engine still brings must not be written any more.
         self.deliveries.remove(delivery)
         reply = await self.retrier.until_answered("release", lambda: arun(self.redis, call))

@@ -10,6 +10,7 @@ import platform
 import secrets
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 
 from tokenmill._redis import RedisOptions, aconnect
 from tokenmill._redis_errors import REDIS_ERRORS, translate
@@ -190,7 +191,9 @@ class Worker:
 
     def _identity(self) -> Identity:
         settings = self._settings
-        facts = (settings.model, settings.revision, settings.tokenizer, settings.dtype)
+        # Of the folder only its name: on another host the same model has another path.
+        model = Path(settings.model).name
+        facts = (model, settings.revision, settings.tokenizer, settings.dtype)
         return Identity(
             worker_id=self.id,
             model_names=settings.model_names,
