@@ -70,10 +70,10 @@ class RuleSpy(TorchPagedAttention):
     ) -> torch.Tensor:
         plain = {"scaling": query.shape[-1] ** -0.5}
         longest = max(PROMPT_TOKENS) + MAX_TOKENS
-        uses = {
+        uses = {  # and so that it can show in a test this short
             "window": rule.window is not None and rule.window < longest,
             "chunk": rule.chunk is not None and rule.chunk < longest,
-            "softcap": rule.softcap is not None,
+            "softcap": rule.softcap is not None and rule.softcap < 20,  # scores stay below
             "sinks": rule.sinks is not None,
             "scaling": rule.scaling != pytest.approx(plain["scaling"]),
         }
