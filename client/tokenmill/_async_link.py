@@ -20,6 +20,7 @@ from ._base import (
     log_range,
     parse_read,
 )
+from ._cancellation import keep_cancellation
 from ._explain import Explanation, Surroundings, explain
 from ._redis import aconnect
 from ._redis_errors import RetryPolicy, aretry
@@ -120,12 +121,8 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
-        task = asyncio.current_task()
-        cancelled_before = task.cancelling() if task else 0
-        reply = await aretry(lambda: _unwrapped(operation), self._retry_policy(), self._url)
-        if task is not None and task.cancelling() > cancelled_before:
-            # redis-py waits with wait_for, which before Python 3.12 may swallow a cancellation.
-            raise asyncio.CancelledError
+        attempt = aretry(lambda: _unwrapped(operation), self._retry_policy(), self._url)
+        reply = await keep_cancellation(attempt)
         self._reached = True
         return reply
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ._cancellation import keep_cancellation
 from ._mailbox import AsyncMailbox
 from ._subscribers import CONNECTION_ERRORS, READ_TIMEOUT_S, Outage, Pulse, Subscribers
 
@@ -47,8 +48,7 @@ class AsyncListener:
         task, self._task = self._task, None
         if task is not None:
             while not task.done():
-                # Again and again: redis-py waits with wait_for, which before Python 3.12 may
-                # swallow a cancellation.
+                # Again and again: see keep_cancellation.
                 task.cancel()
                 await asyncio.wait([task], timeout=0.05)
         self._subscribers.wake()  # whoever still reads finds the client closed
@@ -59,7 +59,7 @@ class AsyncListener:
             if self._pubsub is not None:
                 # The reader meets the same trouble, and subscribes anew.
                 with contextlib.suppress(*CONNECTION_ERRORS):
-                    await getattr(self._pubsub, command)(*channels)
+                    await keep_cancellation(getattr(self._pubsub, command)(*channels))
 
     async def _run(self) -> None:
         while True:

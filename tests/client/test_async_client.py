@@ -28,6 +28,7 @@ from tokenmill import (
     TokenEvent,
     UnknownRequest,
 )
+from tokenmill._cancellation import keep_cancellation
 from tokenmill.calls import QueuePolicy
 from tokenmill.keys import Keyspace
 from tokenmill.testing import FakeWorker
@@ -125,6 +126,22 @@ async def test_a_cancelled_task_cancels_its_request(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await client.status(request_id)).state == "cancelled"
+
+
+async def test_a_swallowed_cancellation_is_raised_all_the_same() -> None:
+    async def swallow() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "done"
+        raise AssertionError("not reached")
+
+    task = asyncio.create_task(keep_cancellation(swallow()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await keep_cancellation(asyncio.sleep(0, "kept")) == "kept"
 
 
 async def test_cancel_in_the_queue_and_in_mid_stream(
