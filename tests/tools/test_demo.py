@@ -228,7 +228,7 @@ def test_an_interrupted_demo_leaves_nothing(
     assert demo.ends(60.0) == status, demo.text
     assert none_is_left(children)
     assert left_over(folder) == []
-    assert "Traceback" not in demo.text
+    assert "Traceback" not in demo.text, demo.text
 
 
 @pytest.mark.model
@@ -258,7 +258,7 @@ def test_a_lost_worker_ends_the_demo_with_one_line(folder: Path) -> None:
 
     assert demo.ends(60.0) != 0
     assert "Error: a worker ended" in demo.text
-    assert "Traceback" not in demo.text
+    assert "Traceback" not in demo.text, demo.text
 
 
 def test_a_wrong_model_is_reported_in_one_line(folder: Path) -> None:

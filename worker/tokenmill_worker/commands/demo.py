@@ -35,6 +35,7 @@ from tokenmill_worker.model_store import DEFAULT_MODEL, prepare_model
 #: A large model on a slow disk takes its time.
 READY_TIMEOUT_S = 600.0
 POLL_S = 0.1
+WATCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +90,13 @@ class Demo:
         on_text: OnText,
         check_workers: Callable[[], None],
     ) -> None:
-        async with AsyncClient(url) as client:
-            work = stream_all(client, records, max_tokens=self.max_tokens, on_text=on_text)
-            streaming = asyncio.create_task(work)
-            try:
-                while not streaming.done():
-                    check_workers()  # nobody else would serve what a lost worker leaves
-                    await asyncio.wait({streaming}, timeout=1.0)
-                await streaming
-            finally:
-                streaming.cancel()
+        try:
+            async with AsyncClient(url) as client, asyncio.TaskGroup() as group:
+                watching = group.create_task(_watch(check_workers))
+                await stream_all(client, records, max_tokens=self.max_tokens, on_text=on_text)
+                watching.cancel()
+        except ExceptionGroup as failures:
+            raise _first(failures) from None
 
     def _await_ready(self, url: str, processes: WorkerProcesses) -> list[str]:
         """Wait for every worker's card to say ready; returns the addresses of their metrics."""
@@ -176,12 +174,24 @@ def demo(context: click.Context, /, **options: Any) -> None:
             raise click.exceptions.Exit(0 if options["keep"] else INTERRUPTED) from None
 
 
+async def _watch(check_workers: Callable[[], None]) -> None:
+    """Nobody else would serve what a lost worker leaves: its end ends the demo."""
+    while True:
+        check_workers()
+        await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _first(failures: ExceptionGroup[Exception]) -> Exception:
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, ExceptionGroup) else first
+
+
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """`kill` of the demo stops the workers in order, as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # asyncio has a handler of its own for this one
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
