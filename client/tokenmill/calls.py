@@ -25,7 +25,7 @@ from .replies import (
     ReleaseReply,
     TickReport,
 )
-from .scripts import Argument, Reply, ScriptCall, load_script
+from .scripts import Argument, ScriptCall, load_script
 
 DEFAULT_TENANT = "default"
 
@@ -199,6 +199,3 @@ class QueueCalls:
 def _check_batch(name: str, size: int, limit: int) -> None:
     if size > limit:
         raise ValueError(f"{name}: {size} requests in one call; the limit is {limit}")
-
-
-__all__ = ["AppendEvent", "QueueCalls", "QueuePolicy", "Reply", "body_sha"]
