@@ -130,7 +130,7 @@ def test_other_errors_are_no_refusals() -> None:
 
 
 def test_a_token_event_joins_outputs_and_their_logprobs() -> None:
-    impossible = TokenLogprobs((4, 9), (-0.25, float("-inf")), (1, 2))
+    impossible = TokenLogprobs((4, 9, 8), (-0.25, float("-inf"), float("nan")), (1, 2, 3))
     outputs = [
         make_output(4, text="", logprobs=(impossible,)),
         make_output(5, text="ab", logprobs=(TokenLogprobs((5,), (-1.5,), (3,)),)),
@@ -141,7 +141,7 @@ def test_a_token_event_joins_outputs_and_their_logprobs() -> None:
     event = TokenEvent.model_validate(json.loads(json.dumps({"e": 2, "i": 0, "a": 1, **fields})))
     assert (event.token_ids, event.text) == ([4, 5], "ab")
     assert event.logprobs == [
-        [(4, -0.25, 1, "<4>"), (9, -9999.0, 2, "<9>")],
+        [(4, -0.25, 1, "<4>"), (9, -9999.0, 2, "<9>"), (8, -9999.0, 3, "<8>")],
         [(5, -1.5, 3, "<5>")],
     ]
 

@@ -132,7 +132,7 @@ def to_token_event(
 def _alternatives(position: TokenLogprobs, text_of: Callable[[int], str]) -> list[list[object]]:
     rows = zip(position.token_ids, position.logprobs, position.ranks, strict=True)
     return [
-        [token_id, max(logprob, LOWEST_LOGPROB), rank, text_of(token_id)]
+        [token_id, logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB, rank, text_of(token_id)]
         for token_id, logprob, rank in rows
     ]
 
@@ -190,9 +190,9 @@ _WIRE_CODES: dict[str, ErrorCode] = {
 
 def book(delivery: Delivery, output: RequestOutput) -> None:
     """Enter one output of the engine into a delivery."""
-    delivery.usage = to_usage(output)
-    delivery.num_preemptions = output.num_preemptions
-    if output.new_token_ids or (output.text and output.finish_reason is None):
-        delivery.pending.append(output)
     if output.finish_reason is not None:
         delivery.ending = to_ending(output)
+        delivery.usage = to_usage(output)
+        delivery.num_preemptions = output.num_preemptions
+    if output.new_token_ids or (output.text and output.finish_reason is None):
+        delivery.pending.append(output)

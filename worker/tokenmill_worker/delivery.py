@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from pydantic_core import to_json
 
 from tokenmill.protocol import ErrorCode, FinishReason, Usage
 from tokenmill.replies import Lease
@@ -163,9 +164,4 @@ class Deliveries:
 
 def _dump(event: dict[str, object]) -> str:
     """Compact JSON without empty fields; text travels as UTF-8, not as escapes."""
-    return json.dumps(
-        {name: value for name, value in event.items() if value is not None},
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+    return to_json({name: value for name, value in event.items() if value is not None}).decode()
