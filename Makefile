@@ -11,10 +11,10 @@ PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-all lint fmt type
+.PHONY: help setup model demo test test-all lint fmt type bench bench-peers compose-test
 
 help:  ## list the verbs
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
 
 setup: $(VENV)/.stamp-dev model  ## virtual environment, packages, model
 
@@ -39,6 +39,15 @@ type: $(VENV)/.stamp-dev  ## types only
 fmt: $(VENV)/.stamp-dev  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.stamp-run  ## measure Tokenmill: the engine alone, and through the queue
+	$(BIN)/python -m benchmarks.compare --only tokenmill $(ARGS)
+
+bench-peers: $(VENV)/.stamp-run  ## the same beside its peers, which are installed in .peers/
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+compose-test: $(VENV)/.stamp-run  ## build the image, start two workers, stream to them, take all down
+	$(BIN)/python deploy/compose_check.py $(ARGS)
 
 model: $(VENV)/.stamp-dev
 	@$(BIN)/python -m tokenmill_worker.model_store >/dev/null

@@ -182,7 +182,19 @@ def test_result_does_not_wait_longer_than_told(queue: Queue) -> None:
     assert queue.run("result", request_id, "--timeout-s", "0.05").exit_code == 124
 
 
-@pytest.mark.parametrize("command", ["status", "result", "stream", "cancel"])
+def test_explain_says_what_a_request_waits_for(queue: Queue) -> None:
+    request_id = queue.run("submit", "x").stdout.strip()
+
+    said = queue.run("explain", request_id)
+    details = json.loads(queue.run("explain", request_id, "--json").stdout)
+
+    assert said.exit_code == 0
+    assert "worker" in said.stdout
+    assert details["status"]["state"] == "queued"
+    assert details["summary"] == said.stdout.rstrip("\n")
+
+
+@pytest.mark.parametrize("command", ["status", "explain", "result", "stream", "cancel"])
 def test_an_unknown_id_is_one_line(queue: Queue, command: str) -> None:
     done = queue.run(command, "nobody")
 

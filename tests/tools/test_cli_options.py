@@ -18,7 +18,7 @@ from tokenmill.cli.app import COMMANDS, tokenmill
 from tokenmill.cli.options import given, sampling_options
 
 COMMANDS_OF_THE_CLIENT = [
-    "generate", "chat", "submit", "stream", "status", "result", "cancel", "queue",
+    "generate", "chat", "submit", "stream", "status", "explain", "result", "cancel", "queue",
 ]  # fmt: skip
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VERBS = ("setup", "demo", "test", "test-all", "lint", "fmt", "type")
+VERBS = (
+    "setup", "demo", "test", "test-all", "lint", "fmt", "type", "bench", "bench-peers",
+    "compose-test",
+)  # fmt: skip
 
 #: Notes its arguments; `-m venv FOLDER` makes a folder whose python is this script again.
 FAKE_PYTHON = """#!/bin/sh

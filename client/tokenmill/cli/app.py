@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "submit": "requests",
     "stream": "requests",
     "status": "requests",
+    "explain": "requests",
     "result": "requests",
     "cancel": "requests",
     "queue": "queue",

@@ -39,6 +39,7 @@ def _send(
 
 @click.command(
     "generate",
+    short_help="Continue a prompt and print the text as it comes.",
     epilog="""\b
 Examples:
   tokenmill generate "Once upon a time" --max-tokens 40
@@ -63,6 +64,7 @@ def generate_command(
 
 @click.command(
     "chat",
+    short_help="Answer a message, or hold a conversation.",
     epilog="""\b
 Examples:
   tokenmill chat "What is the capital of France?"

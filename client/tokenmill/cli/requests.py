@@ -1,4 +1,4 @@
-"""Commands on single requests: submit, stream, status, result, cancel."""
+"""Commands on single requests: submit, stream, status, explain, result, cancel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .printing import print_stream
 
 @click.command(
     "submit",
+    short_help="Put a prompt into the queue and print its id.",
     epilog="""\b
 Examples:
   id=$(tokenmill submit "Once upon a time" --max-tokens 400 --priority low)
@@ -45,6 +46,7 @@ def submit_command(
 
 @click.command(
     "stream",
+    short_help="Follow a request from its beginning.",
     epilog="""\b
 Examples:
   tokenmill stream 01JD…
@@ -67,7 +69,11 @@ def stream_command(connection: Connection, /, request_id: str, after: int, event
             click.echo(event.model_dump_json())
 
 
-@click.command("status", epilog="\b\nExample:\n  tokenmill status 01JD… --json | jq -r .state")
+@click.command(
+    "status",
+    short_help="Show where a request stands.",
+    epilog="\b\nExample:\n  tokenmill status 01JD… --json | jq -r .state",
+)
 @click.argument("request_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @connection_options()
@@ -77,6 +83,18 @@ def status_command(connection: Connection, /, request_id: str, as_json: bool) ->
     with connection.client() as client:
         status = client.status(request_id)
     click.echo(status.model_dump_json() if as_json else _lines(status))
+
+
+@click.command("explain", epilog="\b\nExample:\n  tokenmill explain 01JD…")
+@click.argument("request_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@connection_options()
+@pass_connection
+def explain_command(connection: Connection, /, request_id: str, as_json: bool) -> None:
+    """Say why a request has no answer yet."""
+    with connection.client() as client:
+        explanation = client.explain(request_id)
+    click.echo(explanation.model_dump_json() if as_json else explanation.summary)
 
 
 @click.command(

@@ -136,6 +136,7 @@ class Demo:
 
 @click.command(
     "demo",
+    short_help="Try it: a server, a worker, concurrent streams.",
     epilog="""\b
 Examples:
   tokenmill demo

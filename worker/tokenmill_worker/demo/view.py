@@ -18,6 +18,7 @@ from .streams import StreamRecord
 #: In lines of plain text, a piece is shown once it is at least this long, at the end of a word.
 PIECE_CHARS = 48
 WIDE_ENOUGH_FOR_TWO_COLUMNS = 100
+MOST_PANEL_LINES = 10
 
 
 class View(Protocol):
@@ -62,7 +63,7 @@ class LiveView:
     def _render(self) -> Table:
         columns = 2 if self._console.width >= WIDE_ENOUGH_FOR_TWO_COLUMNS else 1
         rows = -(-len(self._records) // columns)
-        height = max((self._console.height - 1) // rows, 3)
+        height = min(max((self._console.height - 1) // rows, 3), MOST_PANEL_LINES)
         width = self._console.width // columns
         grid = Table.grid(expand=True)
         for _ in range(columns):
@@ -82,7 +83,7 @@ class LiveView:
         state = record.finish_reason or ("waiting" if record.first_token_s is None else "…")
         return Panel(
             Text("\n".join(lines[-(height - 2) :]), no_wrap=True),
-            title=f"{record.number}: {' '.join(record.question.split())[: width - 24]}",
+            title=f"{record.number}: {' '.join(record.question.split())[: width - 6]}",
             title_align="left",
             subtitle=f"{record.num_tokens} tokens, {state}",
             subtitle_align="right",
