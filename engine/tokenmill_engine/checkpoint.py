@@ -61,9 +61,10 @@ def load_model(config: EngineConfig, on_progress: Progress | None = None) -> Loa
     report("reading the weights")
     model: Any = _load_weights(config, source, hf_config, dtype, device)
     notes = []
-    if model.dtype == torch.float16 and device.type == "cpu":
+    if config.dtype == "auto" and device.type == "cpu" and _is_slow_on_cpu(model.dtype):
+        name = str(model.dtype).removeprefix("torch.")
+        notes.append(f"the weights are {name}, which this CPU computes slowly: float32 is used")
         model = model.float()
-        notes.append("the weights are float16, which CPUs compute slowly: float32 is used")
     model.eval().requires_grad_(False)
     return LoadedModel(model, tuple(notes))
 
@@ -108,6 +109,18 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype | str:
     if config.dtype == "float16" and device.type == "cpu":
         raise ConfigError("dtype", "float16 is not offered on CPU; use bfloat16 or float32")
     return "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+
+
+def _is_slow_on_cpu(dtype: torch.dtype) -> bool:
+    """Whether matrix products in `dtype` miss oneDNN's kernels.
+
+    Then they run at a tenth of float32's speed and lose its precision as well: 9 against 74 GFLOP/s
+    on one AVX2 core, while AVX512-BF16 and AMX reach 400 in bfloat16.
+    """
+    if dtype == torch.bfloat16:
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+        return supported is None or not supported()
+    return dtype == torch.float16
 
 
 def _load_config(config: EngineConfig, source: str) -> PreTrainedConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
@@ -137,10 +138,23 @@ def test_code_of_the_model_is_not_run_unasked(folder: Path) -> None:
     assert not ran.exists()
 
 
-def test_bfloat16_checkpoints_stay_bfloat16(folder: Path) -> None:
+def test_bfloat16_checkpoints_stay_so_where_the_cpu_is_good_at_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_model().bfloat16().save_pretrained(folder)
-    assert load_model(EngineConfig(model=str(folder))).dtype is torch.bfloat16
-    assert load_model(EngineConfig(model=str(folder), dtype="float32")).dtype is torch.float32
+    for supported, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        answer = SimpleNamespace(_is_mkldnn_bf16_supported=lambda supported=supported: supported)
+        monkeypatch.setattr(torch.ops, "mkldnn", answer)
+        loaded = load_model(EngineConfig(model=str(folder), device="cpu"))
+        assert loaded.dtype is expected
+        assert bool(loaded.notes) is not supported
+
+
+def test_a_dtype_that_was_asked_for_is_used(folder: Path) -> None:
+    tiny_model().bfloat16().save_pretrained(folder)
+    for name in ("float32", "bfloat16"):
+        loaded = load_model(EngineConfig(model=str(folder), dtype=name, device="cpu"))
+        assert loaded.dtype is getattr(torch, name)
 
 
 def test_float16_checkpoints_become_float32_on_a_cpu(folder: Path) -> None:
