@@ -46,7 +46,11 @@ def main() -> None:
         ]
         outcomes = _take_turns(contestants, arguments.jobs, arguments.rounds)
         record["contestants"] = {
-            each.entry.name: {"ready_s": each.ready_s, "versions": each.versions}
+            each.entry.name: {
+                "ready_s": each.ready_s,
+                "versions": each.versions,
+                "preload": each.preload,
+            }
             for each in contestants
         }
     record["runs"] = [asdict(outcome) for outcome in outcomes]

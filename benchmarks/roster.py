@@ -86,6 +86,7 @@ class Contestant:
     log: Path
     ready_s: float = 0.0
     versions: dict[str, str | None] = field(default_factory=dict)
+    preload: list[str] = field(default_factory=list)
 
     def measure(self, job: str) -> Figures:
         assert self.process.stdin is not None
@@ -125,6 +126,8 @@ def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[
     log = logs / f"{entry.name}.log"
     command = [python, "-m", entry.module, "--serve"]
     command += ["--model", options.model, "--dtype", options.dtype]
+    # The libraries that the peer's own manual has preloaded.
+    preload = environments.preload_of(entry.environment) if entry.environment else []
     started = time.perf_counter()
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -134,10 +137,10 @@ def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[
             stderr=errors,
             text=True,
             cwd=environments.REPOSITORY,
-            env=_environment(entry),
+            env={**os.environ, "LD_PRELOAD": ":".join(preload)} if preload else None,
             start_new_session=True,
         )
-    contestant = Contestant(entry, process, log)
+    contestant = Contestant(entry, process, log, preload=preload)
     try:
         with ticking(f"{entry.name}: loading"):
             contestant.answer()
@@ -149,12 +152,6 @@ def loaded(entry: Entry, python: str, options: Options, logs: Path) -> Iterator[
         yield contestant
     finally:
         contestant.close()
-
-
-def _environment(entry: Entry) -> dict[str, str]:
-    """The environment of the process, with the libraries that the peer's manual has preloaded."""
-    preload = environments.preload_of(entry.environment) if entry.environment else []
-    return {**os.environ, "LD_PRELOAD": ":".join(preload)} if preload else dict(os.environ)
 
 
 @contextmanager
