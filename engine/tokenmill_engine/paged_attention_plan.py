@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .attention import AttentionMetadata, AttentionRule
 
 #: Blocks of decode rows that are read at once; bounds the memory for their float32 copies.
-PAGES_PER_TILE = 512
+PAGES_PER_TILE = 128
 #: Rows of a prompt chunk that attend at once where a mask is needed; bounds masks and scores.
 ROWS_PER_TILE = 128
 
