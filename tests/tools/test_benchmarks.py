@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,10 +115,6 @@ def test_a_lower_latency_is_ahead(benchmarks: Any) -> None:
     assert "(behind)" not in faster
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_contestant_answers_the_jobs_it_is_asked_for(benchmarks: Any, tmp_path: Path) -> None:
     (tmp_path / "fake_contestant.py").write_text(CONTESTANT)
     python = tmp_path / "python"
@@ -126,7 +124,10 @@ def test_a_contestant_answers_the_jobs_it_is_asked_for(benchmarks: Any, tmp_path
     options = benchmarks.contestant.Options(model="m", dtype="bfloat16")
     with benchmarks.roster.loaded(entry, str(python), options, tmp_path) as contestant:
         assert [contestant.measure("length") for _ in range(2)] == [{"letters": 8.0}] * 2
-        assert state_of(contestant.process.pid) == "T"  # stopped, so that it disturbs nobody
+        # It is stopped now, so that it disturbs nobody; this waits for the signal to arrive.
+        change = os.waitid(os.P_PID, contestant.process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert change is not None
+        assert change.si_status == signal.SIGSTOP
     assert contestant.process.returncode == 0
     assert "prints to stdout" in contestant.log.read_text()
 
