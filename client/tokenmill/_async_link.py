@@ -7,9 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import AuthenticationError
-from redis.exceptions import ConnectionError as RedisConnectionError
-
 from ._async_listener import AsyncListener
 from ._base import (
     FIRST_CONTACT_S,
@@ -121,17 +118,7 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
-        attempt = aretry(lambda: _unwrapped(operation), self._retry_policy(), self._url)
+        attempt = aretry(operation, self._retry_policy(), self._url)
         reply = await keep_cancellation(attempt)
         self._reached = True
         return reply
-
-
-async def _unwrapped(operation: Callable[[], Awaitable[T]]) -> T:
-    """redis-py's asyncio connection hides a refused password in a ConnectionError."""
-    try:
-        return await operation()
-    except RedisConnectionError as error:
-        if isinstance(error.__cause__, AuthenticationError):
-            raise error.__cause__ from None
-        raise

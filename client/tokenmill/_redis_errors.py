@@ -60,14 +60,18 @@ def _is_configuration(error: BaseException) -> bool:
         exceptions.NoPermissionError,
         ssl.SSLCertVerificationError,
     )
-    causes = (error, error.__cause__, error.__context__)
-    return any(isinstance(cause, refused) for cause in causes)
+    return any(isinstance(cause, refused) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> tuple[BaseException | None, ...]:
+    """redis-py's asyncio connection hides a refused password in a ConnectionError."""
+    return error, error.__cause__, error.__context__
 
 
 def translate(error: BaseException, url: str) -> TokenmillError:
     """Our exception for one of REDIS_ERRORS, in one line that names the server and no secret."""
     where = f"Redis at {redact_url(url)}"
-    if isinstance(error, exceptions.AuthenticationError):
+    if any(isinstance(cause, exceptions.AuthenticationError) for cause in _causes(error)):
         return AuthenticationFailed(
             f"{where} refused the user or the password; put them into the URL "
             "(redis://user:password@host) or the password into a file named by "
