@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
 import click
 from rich.console import Console
@@ -22,9 +22,8 @@ from tokenmill.cli.failures import INTERRUPTED, fail
 from tokenmill.cli.snapshot import read_worker_cards
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
-from tokenmill_engine.config import DType
 from tokenmill_worker.demo.engine_steps import EngineSteps
-from tokenmill_worker.demo.processes import WorkerOptions, WorkerProcesses, default_dtype
+from tokenmill_worker.demo.processes import WorkerOptions, WorkerProcesses
 from tokenmill_worker.demo.prompts import demo_questions
 from tokenmill_worker.demo.report import report_table, total_line
 from tokenmill_worker.demo.streams import OnText, StreamRecord, stream_all
@@ -46,7 +45,6 @@ class Demo:
     requests: int
     workers: int
     max_tokens: int
-    dtype: str
     keep: bool
     console: Console
 
@@ -62,7 +60,6 @@ class Demo:
                 redis_url=server.url,
                 model=model,
                 count=self.workers,
-                dtype=self.dtype,
                 folder=folder,
             )
             processes = stack.enter_context(WorkerProcesses(options))
@@ -144,12 +141,6 @@ Examples:
   tokenmill demo --keep            # leave it running, to try the other commands""",
 )
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model folder or hub id.")
-@click.option(
-    "--dtype",
-    type=click.Choice(get_args(DType)),
-    default=default_dtype,
-    help="Type of the weights.  [default: what this machine is fast at]",
-)
 @click.option("--requests", default=6, show_default=True, type=click.IntRange(1, 64))
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 16))
 @click.option("--max-tokens", default=96, show_default=True, type=click.IntRange(1, 8192))

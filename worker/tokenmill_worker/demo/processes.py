@@ -15,16 +15,6 @@ from tokenmill._child_process import die_with_parent
 from tokenmill_worker.errors import StartupError
 
 STOP_TIMEOUT_S = 10.0
-#: Without one of these, a CPU computes bfloat16 prompts several times slower than float32.
-BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def default_dtype(cpuinfo: Path = Path("/proc/cpuinfo"), gpu: Path = Path("/dev/nvidia0")) -> str:
-    """As the weights are stored where the machine is good at that, otherwise float32."""
-    if gpu.exists():
-        return "auto"
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return "auto" if flags & BFLOAT16_FLAGS else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +24,6 @@ class WorkerOptions:
     redis_url: str
     model: Path
     count: int
-    dtype: str
     folder: Path  # for the logs
 
     @property
@@ -46,7 +35,6 @@ class WorkerOptions:
         command = [
             sys.executable, "-m", "tokenmill_worker",
             "--redis-url", self.redis_url, "--model", str(self.model),
-            "--dtype", self.dtype,
             "--heartbeat-ms", "500",  # the card, which says ready, is written as often
         ]  # fmt: skip
         if self.count > 1:
