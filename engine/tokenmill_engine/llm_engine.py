@@ -7,6 +7,7 @@ requests between steps.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 
 from .config import EngineConfig, SchedulerConfig
@@ -29,6 +30,8 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence_text import SequenceText
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -87,6 +90,8 @@ class LLMEngine:
         defaults = GenerationDefaults.from_model(
             runner.model.generation_config, runner.model.config, tokenizer.eos_token_id
         )
+        for note in (*facts.notes, *defaults.notes):
+            logger.warning("%s", note)
         return cls(
             runner,
             Sampler(rules=defaults.rules, encode_bad_words=tokenizer.bad_word_ids),
@@ -174,9 +179,8 @@ class LLMEngine:
         for request_id in failed:
             # Before the update, which then passes over the request and its token.
             self.scheduler.finish(self._texts[request_id].request, FinishReason.ERROR)
-            del tokens[request_id]
         self.scheduler.update_from_output(plan, result)
-        return [self._report(self._texts[request_id], None) for request_id in failed] + [
+        return [
             self._report(self._texts[request_id], token) for request_id, token in tokens.items()
         ]
 

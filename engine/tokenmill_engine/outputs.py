@@ -90,6 +90,7 @@ class RequestOutput:
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: SamplingFailed | None = None  # why, when `finish_reason` is ERROR
 
 
 @dataclass(frozen=True, slots=True)

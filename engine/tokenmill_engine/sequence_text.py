@@ -56,7 +56,7 @@ class SequenceText:
         text, self._unread = self._unread, ""
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if sampled is not None:
+        if sampled is not None and sampled.error is None:
             token_ids = (sampled.token_id,)
             logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
             text += self._push(sampled.token_id, is_last=True)
@@ -73,6 +73,7 @@ class SequenceText:
             num_preemptions=request.num_preemptions,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=None if sampled is None else sampled.error,
         )
 
     def _push(self, token_id: int, *, is_last: bool) -> str:

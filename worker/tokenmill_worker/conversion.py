@@ -150,7 +150,8 @@ def to_ending(output: RequestOutput) -> Ending:
     """How a finished output ends the request. Text without a token travels in the end event."""
     reason = _WIRE_REASONS.get(output.finish_reason) if output.finish_reason else None
     if reason is None:
-        return failure("internal", "the engine gave the request up")
+        why = "the engine gave the request up" if output.error is None else str(output.error)
+        return failure("internal", why)
     return Ending(
         status="done",
         finish_reason=reason,
