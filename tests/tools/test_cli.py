@@ -250,27 +250,24 @@ def test_an_empty_queue_says_that_nobody_works(queue: Queue) -> None:
         ("draining", "no worker is ready"),
     ],
 )
-def test_a_waiting_request_is_explained_once(
-    queue: Queue, capsys: pytest.CaptureFixture[str], state: str | None, notice: str
-) -> None:
+def test_a_waiting_request_is_explained_once(queue: Queue, state: str | None, notice: str) -> None:
     if state:
         queue.show_card(state=state)
-    said = ""
-    with WaitingNotice(queue.connection, every_s=0.01) as waiting:
-        while not said:
-            said = capsys.readouterr().err
+    said: list[str] = []
+    with WaitingNotice(queue.connection, every_s=0.01, say=said.append) as waiting:
         until(lambda: not waiting.is_watching)
 
-    assert notice in said
-    assert capsys.readouterr() == ("", "")
+    assert len(said) == 1
+    assert notice in said[0]
 
 
-def test_a_ready_worker_needs_no_notice(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ready_worker_needs_no_notice(queue: Queue) -> None:
     queue.show_card(state="ready")
-    with WaitingNotice(queue.connection, every_s=0.01) as waiting:
+    said: list[str] = []
+    with WaitingNotice(queue.connection, every_s=0.01, say=said.append) as waiting:
         until(lambda: waiting.looks >= 2)
 
-    assert capsys.readouterr() == ("", "")
+    assert said == []
 
 
 class Process:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,10 +24,17 @@ LOOK_EVERY_S: Final = 3.0
 class WaitingNotice:
     """Until `stop()`: looks for workers now and then, and says once on stderr if none is ready."""
 
-    def __init__(self, connection: Connection, *, every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        every_s: float = LOOK_EVERY_S,
+        say: Callable[[str], None] = partial(click.echo, err=True),
+    ) -> None:
         self._connection = connection
         self.looks = 0
         self._every_s = every_s
+        self._say = say
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -57,7 +66,7 @@ class WaitingNotice:
                 continue
             self.looks += 1
             if reason and not self._stopped.is_set():
-                click.echo(f"tokenmill: the request waits: {reason}", err=True)
+                self._say(f"tokenmill: the request waits: {reason}")
                 return
 
     def _reason(self) -> str | None:
