@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,6 +20,10 @@ from .snapshot import read_worker_cards
 LOOK_EVERY_S: Final = 3.0
 
 
+def _on_stderr(line: str) -> None:
+    click.echo(line, err=True)
+
+
 class WaitingNotice:
     """Until `stop()`: looks for workers now and then, and says once on stderr if none is ready."""
 
@@ -29,7 +32,7 @@ class WaitingNotice:
         connection: Connection,
         *,
         every_s: float = LOOK_EVERY_S,
-        say: Callable[[str], None] = partial(click.echo, err=True),
+        say: Callable[[str], None] = _on_stderr,
     ) -> None:
         self._connection = connection
         self.looks = 0
