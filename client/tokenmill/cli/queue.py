@@ -43,6 +43,11 @@ def queue_command(connection: Connection, /, as_json: bool) -> None:
         click.echo(json.dumps({**asdict(snapshot), "oldest_s": snapshot.oldest_s}))
         return
     console = Console()
+    console.print(
+        f"{snapshot.queued} queued, {snapshot.leased} running, {snapshot.delayed} to be retried, "
+        f"{snapshot.dead_letters} dead",
+        highlight=False,
+    )
     for table in _tables(snapshot):
         console.print(table)
     if not snapshot.workers:
@@ -50,11 +55,7 @@ def queue_command(connection: Connection, /, as_json: bool) -> None:
 
 
 def _tables(snapshot: QueueSnapshot) -> Iterator[Table]:
-    depth = _table(
-        f"{snapshot.queued} queued, {snapshot.leased} running, {snapshot.delayed} to be retried, "
-        f"{snapshot.dead_letters} dead",
-        "class", "ready", "held", "oldest",
-    )  # fmt: skip
+    depth = _table("Waiting", "class", "ready", "held", "oldest")
     for row in snapshot.classes:
         depth.add_row(row.name, str(row.ready), str(row.held), _age(row.oldest_s))
     yield depth
