@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -353,3 +354,13 @@ def test_a_request_that_waits_for_a_worker_says_so(queue: Queue) -> None:
 
     assert "the request waits: no worker is ready in pool 'default'" in notice
     assert (status, stdout, rest) == (0, "you said x\n", "")
+
+
+def test_a_stream_without_redis_is_one_line(queue: Queue, tmp_path: Path) -> None:
+    process = Process(queue, "generate", "x", "--redis-url", f"unix://{tmp_path}/none.sock")
+
+    status, stdout, stderr = process.ends()
+
+    assert (status, stdout) == (os.EX_UNAVAILABLE, "")
+    assert stderr.startswith("Error: Redis at unix:")
+    assert stderr.count("\n") == 1

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from tokenmill.cli.app import tokenmill
+from tokenmill_worker.commands import demo as demo_command
 from tokenmill_worker.demo.engine_steps import EngineSteps, counter_value
 from tokenmill_worker.demo.prompts import QUESTIONS, demo_questions
 from tokenmill_worker.demo.report import report_table, total_line
@@ -259,6 +262,19 @@ def test_a_lost_worker_ends_the_demo_with_one_line(folder: Path) -> None:
     assert demo.ends(60.0) != 0
     assert "Error: a worker ended" in demo.text
     assert "Traceback" not in demo.text, demo.text
+
+
+def test_missing_packages_are_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo_command, "NEEDED", ("json", "no_such_package"))
+
+    done = CliRunner().invoke(tokenmill, ["demo"])
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "Error: `tokenmill demo` needs no_such_package: pip install 'tokenmill[worker,embedded]'\n"
+    )
 
 
 def test_a_wrong_model_is_reported_in_one_line(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -99,6 +100,8 @@ Exit status:
 @click.pass_context
 def tokenmill(context: click.Context) -> None:
     """Message-queue driven workers for language models."""
+    # What the SDK logs is for programs; a person gets the error it leads to, in one line.
+    logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     context.obj = context.obj or Connection()
     context.default_map = {name: _explicit(context) for name in _plugged_in()}
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +36,8 @@ from tokenmill_worker.model_store import DEFAULT_MODEL, prepare_model
 READY_TIMEOUT_S = 600.0
 POLL_S = 0.1
 WATCH_EVERY_S = 1.0
+#: What the workers import; looked for before anything is started.
+NEEDED = ("torch", "transformers", "pydantic_settings", "prometheus_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,9 @@ def demo(context: click.Context, /, **options: Any) -> None:
         is click.core.ParameterSource.COMMANDLINE
     ):
         raise click.UsageError("the demo starts a server of its own; leave --redis-url out.")
+    for package in NEEDED:
+        if find_spec(package) is None:
+            fail(f"`tokenmill demo` needs {package}: pip install 'tokenmill[worker,embedded]'")
     with _sigterm_as_interrupt():
         try:
             Demo(console=Console(), **options).run()
