@@ -79,6 +79,11 @@ def translate(error: BaseException, url: str) -> TokenmillError:
         )
     if _is_configuration(error) or "DB index" in str(error):
         return ConfigurationError(f"{where}{_way_out(error)}")
+    if str(error).startswith("DENIED"):
+        return ConfigurationError(
+            f"{where} is in protected mode: it has no password and takes local clients only; "
+            "give it a password, or --protected-mode no in a closed network"
+        )
     if not is_retryable(error):
         return ProtocolError(f"{where} refused a command ({type(error).__name__})")
     if isinstance(error, exceptions.BusyLoadingError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ def model_engine_factory(settings: Settings) -> EngineFactory:
 
     def build(on_phase: Callable[[str], None]) -> Engine:
         folder = prepare_model(settings.model, on_phase)
+        # libgomp reads it when torch is loaded. Its threads spin at every barrier, and a worker
+        # shares its cores with its own event loop, with Redis and perhaps with clients.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         on_phase("importing torch")
         # Not at the top: a wrong option or model must be reported without waiting for torch.
         from tokenmill_engine.llm_engine import LLMEngine

@@ -110,6 +110,10 @@ def _make_default(folder: Path, report: Report) -> None:
                 f"the conversion of {PACKAGE} left files out; "
                 "check the versions of transformers and gguf"
             )
+        for file in made.iterdir():
+            file.chmod(
+                0o644
+            )  # transformers writes weights for the owner alone; containers read them
         if folder.exists():  # incomplete, else nobody would make it again
             shutil.rmtree(folder)
         made.rename(folder)

@@ -37,6 +37,8 @@ from .model_store import DEFAULT_MODEL
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "TOKENMILL_"
+#: Variables with our prefix that the Makefile, compose, the tests and the benchmarks read.
+READ_ELSEWHERE = ("IMAGE", "MODEL_DIR", "PEERS_DIR", "REDIS_PORT", "TEST_MODEL", "TEST_SERVER")
 #: The reader blocks on Redis for at most this long at a time.
 BLOCK_MS = 1000
 
@@ -275,10 +277,11 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 def _refuse_unknown(from_file: Mapping[str, Any]) -> None:
     """Also a variable that is almost an option: others with our prefix may belong to others."""
     known = {*Settings.model_fields, "config"}
+    elsewhere = {name.lower() for name in READ_ELSEWHERE}
     unknown = [name for name in from_file if name not in known]
     for variable in os.environ:
         name = variable.removeprefix(ENV_PREFIX).lower()
-        if variable.startswith(ENV_PREFIX) and name not in known:
+        if variable.startswith(ENV_PREFIX) and name not in known | elsewhere:
             if get_close_matches(name, known, cutoff=0.85):
                 unknown.append(variable)
             else:
