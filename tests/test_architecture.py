@@ -168,3 +168,19 @@ def test_imports_stay_light(module: str, absent: set[str]) -> None:
     )
 
     assert (done.stderr, done.stdout.split()) == ("", [])
+
+
+def test_the_architecture_page_says_what_each_module_is() -> None:
+    """A module's line is the first paragraph of its docstring, so that the two cannot drift."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    missing = []
+    for package in ("client/tokenmill", "engine/tokenmill_engine", "worker/tokenmill_worker"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT / package).as_posix()
+            if name.endswith("/__init__.py"):
+                continue
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            line = f"| `{name}` | {docstring.split(chr(10) * 2)[0].replace(chr(10), ' ')} |"
+            if line not in page:
+                missing.append(line)
+    assert missing == [], "put these lines into docs/architecture.md"
