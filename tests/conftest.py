@@ -12,6 +12,7 @@ import redis
 from support_redis import FakeBackend, RedisBackend, ServerBackend, unique_keyspace
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
+from tokenmill_worker.model_store import default_model_folder
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +54,8 @@ def keyspace() -> Keyspace:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The folder of SmolLM2-135M-Instruct; tests that use it carry the marker `model`."""
-    cached = "~/.cache/tokenmill/models/SmolLM2-135M-Instruct"
-    folder = Path(os.environ.get("TOKENMILL_TEST_MODEL", cached)).expanduser()
+    given = os.environ.get("TOKENMILL_TEST_MODEL")
+    folder = Path(given).expanduser() if given else default_model_folder()
     if not (folder / "model.safetensors").is_file():
         pytest.fail(f"no model in {folder}: run `make setup`, or set TOKENMILL_TEST_MODEL")
     return folder

