@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ CRAMPED = {
     "max_num_seqs": 12,
     "max_num_batched_tokens": 96,
     "max_model_len": 1024,
-    "num_gpu_blocks_override": 64,
+    "block_size": 8,
+    "num_gpu_blocks_override": 128,
 }
 
 
@@ -84,12 +86,28 @@ def test_float32_agrees_with_generate_on_a_few_prompts(
     ]
 
 
-def _top_two_gap(model: PreTrainedModel, token_ids: list[int]) -> tuple[float, list[int]]:
-    """Gap of the two largest float32 logits behind `token_ids`, and the two tokens."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([token_ids])).logits[0, -1].float()
-    top = logits.topk(2)
-    return float(top.values[0] - top.values[1]), top.indices.tolist()
+@dataclass(frozen=True)
+class Tie:
+    """Float32 logits where two bfloat16 runs parted: how far the top two, and the two chosen
+    tokens from the top, lie apart, in units of the logits and of their spread."""
+
+    top_two_gap: float
+    choice_gap: float
+    spread: float
+
+    @property
+    def is_near(self) -> bool:
+        """Two bfloat16 forwards of this model differ by up to 0.05 of the spread (root mean
+        square, see the self-test), so tokens closer than twice that may change places."""
+        return self.choice_gap <= 0.1 * self.spread
+
+
+@torch.inference_mode()
+def _tie(model: PreTrainedModel, token_ids: list[int], choices: tuple[int, int]) -> Tie:
+    logits = model(torch.tensor([token_ids])).logits[0, -1].float()
+    first, second = logits.topk(2).values.tolist()
+    lowest = min(float(logits[token]) for token in choices)
+    return Tie(first - second, first - lowest, float(logits.std()))
 
 
 @pytest.mark.slow
@@ -106,11 +124,10 @@ def test_bfloat16_differs_from_generate_only_at_near_ties(
             continue
         pairs = zip(answer.token_ids, expected, strict=True)
         first = next(index for index, (ours, theirs) in enumerate(pairs) if ours != theirs)
-        gap, top = _top_two_gap(in_float32, prompt + expected[:first])
-        lines.append(f"prompt {number:2d} differs first at token {first:2d}: top-two gap {gap:.4f}")
-        # Between 16 and 32 bfloat16 steps by 0.125; two such roundings can part the top two.
-        assert gap <= 0.25
-        assert {answer.token_ids[first], expected[first]} == set(top)
+        choices = answer.token_ids[first], expected[first]
+        tie = _tie(in_float32, prompt + expected[:first], choices)
+        lines.append(f"prompt {number:2d} differs first at token {first:2d}: {tie}")
+        assert tie.is_near, lines[-1]
     with capsys.disabled():
         equal = len(prompts) - len(lines)
         print(f"\nbfloat16: {equal} of {len(prompts)} prompts identical to generate")  # noqa: T201
