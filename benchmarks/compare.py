@@ -56,6 +56,8 @@ def main() -> None:
     record["runs"] = [asdict(outcome) for outcome in outcomes]
     _show(record, outcomes)
     _save(record, arguments.output)
+    if any(each.failed for each in contestants):
+        raise SystemExit("a contestant failed, see above")
 
 
 def _parse() -> argparse.Namespace:
@@ -83,8 +85,13 @@ def _take_turns(
         for turn in range(1, rounds + 1):
             for contestant in contestants:
                 most = contestant.entry.most_rounds or rounds
-                if job in contestant.entry.jobs and turn <= most:
+                if contestant.failed or job not in contestant.entry.jobs or turn > most:
+                    continue
+                try:
                     outcomes.append(_one_run(contestant, job, turn))
+                except SystemExit as failure:  # the others' figures are not lost with it
+                    contestant.failed = True
+                    progress(str(failure))
     return outcomes
 
 

@@ -87,6 +87,7 @@ class Contestant:
     ready_s: float = 0.0
     versions: dict[str, str | None] = field(default_factory=dict)
     preload: list[str] = field(default_factory=list)
+    failed: bool = False  # it ended early and gets no more turns
 
     def measure(self, job: str) -> Figures:
         assert self.process.stdin is not None
