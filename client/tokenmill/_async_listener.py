@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ._cancellation import keep_cancellation
@@ -28,6 +29,7 @@ class AsyncListener:
         self._redis = redis
         self._anchor = anchor  # never published to: keeps the connection in subscriber mode
         self._subscribers = Subscribers()
+        self._left: deque[tuple[str, AsyncMailbox]] = deque()  # mailboxes whose streams are over
         self._pubsub: Any = None  # redis-py's PubSub is untyped
         self._sending = asyncio.Lock()
         self._outage = Outage()
@@ -41,8 +43,13 @@ class AsyncListener:
             await self._send("subscribe", channel)
 
     async def unsubscribe(self, channel: str, mailbox: AsyncMailbox) -> None:
-        if self._subscribers.remove(channel, mailbox):
-            await self._send("unsubscribe", channel)
+        """Cancelled in the middle, it leaves the rest to the reader."""
+        self.abandon(channel, mailbox)
+        await self._drop_left()
+
+    def abandon(self, channel: str, mailbox: AsyncMailbox) -> None:
+        """`unsubscribe` for the garbage collector: leaves all the work to the reader."""
+        self._left.append((channel, mailbox))
 
     async def aclose(self) -> None:
         task, self._task = self._task, None
@@ -56,10 +63,21 @@ class AsyncListener:
     async def _send(self, command: str, *channels: str) -> None:
         """One command at a time, in the order of the calls, and none on a closed connection."""
         async with self._sending:
-            if self._pubsub is not None:
-                # The reader meets the same trouble, and subscribes anew.
-                with contextlib.suppress(*CONNECTION_ERRORS):
-                    await keep_cancellation(getattr(self._pubsub, command)(*channels))
+            await self._send_now(command, *channels)
+
+    async def _send_now(self, command: str, *channels: str) -> None:
+        if self._pubsub is not None:
+            # The reader meets the same trouble, and subscribes anew.
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                await keep_cancellation(getattr(self._pubsub, command)(*channels))
+
+    async def _drop_left(self) -> None:
+        """Give up the channels of the streams that are over."""
+        async with self._sending:
+            while self._left:
+                channel, mailbox = self._left.popleft()
+                if self._subscribers.remove(channel, mailbox):
+                    await self._send_now("unsubscribe", channel)
 
     async def _run(self) -> None:
         while True:
@@ -77,10 +95,13 @@ class AsyncListener:
         try:
             channels = self._subscribers.channels()
             await pubsub.subscribe(self._anchor, *channels)
-            self._pubsub = pubsub
-            missing = set(self._subscribers.channels()) - set(channels)
-            if missing:
-                await self._send("subscribe", *missing)
+            async with self._sending:
+                self._pubsub = pubsub
+                wanted = set(self._subscribers.channels())
+                if missing := wanted - set(channels):
+                    await self._send_now("subscribe", *missing)
+                if superfluous := set(channels) - wanted:
+                    await self._send_now("unsubscribe", *superfluous)
             await self._read(pubsub)
         finally:
             self._pubsub = None
@@ -92,6 +113,8 @@ class AsyncListener:
         pulse = Pulse()
         while True:
             message = await pubsub.get_message(timeout=READ_TIMEOUT_S)
+            if self._left:
+                await self._drop_left()
             if message is not None:
                 pulse.heard()
                 self._outage.is_over()

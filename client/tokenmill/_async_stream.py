@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class AsyncTokenStream(StreamBase):
     """Iterate it for text deltas, or `events()` for everything; `completion()` is the whole.
 
-    In an `async with` block, leaving early cancels a request that this stream submitted; a stream
-    from `attach` only stops listening. Without a block the iteration itself is the block. For one
-    consumer.
+    In an `async with` block, leaving early cancels a request that this stream submitted (unless it
+    was made with `cancel_on_exit=False`); a stream from `attach` only stops listening. Without a
+    block the iteration itself is the block. A stream that is forgotten inside its block, or whose
+    client is closed, stops listening, and its request goes on. For one consumer.
     """
 
     def __init__(self, link: AsyncLink, plan: StreamPlan) -> None:
@@ -82,6 +83,7 @@ class AsyncTokenStream(StreamBase):
         """Stop listening; cancel the request if this stream submitted it and it did not end."""
         mailbox, self._mailbox = self._mailbox, None
         if mailbox is not None:
+            self._left_in_order()
             await self._link.listener.unsubscribe(self._channel, mailbox)
         if self._must_cancel and not self._link.closed:
             self._owned = False
@@ -104,18 +106,18 @@ class AsyncTokenStream(StreamBase):
             return
         self._link.check_usable()
         self._start_clock()
-        self._mailbox = AsyncMailbox()
-        # First listen, then enqueue: what comes before the confirmation is in the log.
-        await self._link.listener.subscribe(self._channel, self._mailbox)
-        submission = self._plan.submission
-        if submission is None or self._enqueued:
-            self._state.catch_up()  # there may be something to read: do not wait to be told
-            return
+        mailbox = self._mailbox = AsyncMailbox()
+        self._free_when_forgotten(self._link.listener.abandon, self._channel, mailbox)
+        submission = None if self._enqueued else self._plan.submission
         try:
+            # First listen, then enqueue: what comes before the confirmation is in the log.
+            await self._link.listener.subscribe(self._channel, mailbox)
+            if submission is None:
+                self._state.catch_up()  # there may be something to read: do not wait to be told
+                return
             reply = await self._link.enqueue(submission)
         except BaseException as error:
-            # Interrupted halfway, the request may be in the queue.
-            self._owned = submission.is_private and not isinstance(error, Exception)
+            self._interrupted(submission, error)
             await self.aclose()
             raise
         self._accepted(reply, is_private=submission.is_private)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ._mailbox import Mailbox
@@ -28,6 +29,7 @@ class Listener:
         self._anchor = anchor  # never published to: keeps the connection in subscriber mode
         self._lock = threading.Lock()
         self._subscribers = Subscribers()
+        self._left: deque[tuple[str, Mailbox]] = deque()  # mailboxes whose streams are over
         self._pubsub: Any = None  # redis-py's PubSub is untyped; only the thread reads from it
         self._outage = Outage()
         self._thread: threading.Thread | None = None
@@ -49,7 +51,24 @@ class Listener:
                     self._pubsub.subscribe(channel)
 
     def unsubscribe(self, channel: str, mailbox: Mailbox) -> None:
-        with self._lock:
+        """Never waits: the garbage collector may end a stream in the middle of anything, also
+        while this thread holds the lock. Then the reader does it, within a second.
+        """
+        self.abandon(channel, mailbox)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_left()
+            finally:
+                self._lock.release()
+
+    def abandon(self, channel: str, mailbox: Mailbox) -> None:
+        """`unsubscribe` for the garbage collector: leaves all the work to the reader."""
+        self._left.append((channel, mailbox))
+
+    def _drop_left(self) -> None:
+        """Give up the channels of the streams that are over. The lock is held."""
+        while self._left:
+            channel, mailbox = self._left.popleft()
             if self._subscribers.remove(channel, mailbox) and self._pubsub is not None:
                 with contextlib.suppress(*CONNECTION_ERRORS):
                     self._pubsub.unsubscribe(channel)
@@ -86,9 +105,11 @@ class Listener:
                 channels = self._subscribers.channels()
             pubsub.subscribe(self._anchor, *channels)  # connects: may take a while
             with self._lock:
-                missing = set(self._subscribers.channels()) - set(channels)
-                if missing:
+                wanted = set(self._subscribers.channels())
+                if missing := wanted - set(channels):
                     pubsub.subscribe(*missing)
+                if superfluous := set(channels) - wanted:
+                    pubsub.unsubscribe(*superfluous)
                 self._pubsub = pubsub
             self._read(pubsub)
         finally:
@@ -101,6 +122,9 @@ class Listener:
         pulse = Pulse()
         while not self._closing.is_set():
             message = pubsub.get_message(timeout=READ_TIMEOUT_S)
+            if self._left:
+                with self._lock:
+                    self._drop_left()
             if message is not None:
                 pulse.heard()
                 self._outage.is_over()

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class TokenStream(StreamBase):
     """Iterate it for text deltas, or `events()` for everything; `completion()` is the whole.
 
-    In a `with` block, leaving early cancels a request that this stream submitted; a stream
-    from `attach` only stops listening. Without a block the iteration itself is the block. For one
-    consumer.
+    In a `with` block, leaving early cancels a request that this stream submitted (unless it was
+    made with `cancel_on_exit=False`); a stream from `attach` only stops listening. Without a block
+    the iteration itself is the block. A stream that is forgotten inside its block, or whose client
+    is closed, stops listening, and its request goes on. For one consumer.
     """
 
     def __init__(self, link: Link, plan: StreamPlan) -> None:
@@ -86,6 +87,7 @@ class TokenStream(StreamBase):
             return  # a fork's copy: listening and cancelling are the parent's
         mailbox, self._mailbox = self._mailbox, None
         if mailbox is not None:
+            self._left_in_order()
             self._link.listener.unsubscribe(self._channel, mailbox)
         if self._must_cancel and not self._link.closed:
             self._owned = False
@@ -108,18 +110,18 @@ class TokenStream(StreamBase):
             return
         self._link.check_usable()
         self._start_clock()
-        self._mailbox = Mailbox()
-        # First listen, then enqueue: what comes before the confirmation is in the log.
-        self._link.listener.subscribe(self._channel, self._mailbox)
-        submission = self._plan.submission
-        if submission is None or self._enqueued:
-            self._state.catch_up()  # there may be something to read: do not wait to be told
-            return
+        mailbox = self._mailbox = Mailbox()
+        self._free_when_forgotten(self._link.listener.abandon, self._channel, mailbox)
+        submission = None if self._enqueued else self._plan.submission
         try:
+            # First listen, then enqueue: what comes before the confirmation is in the log.
+            self._link.listener.subscribe(self._channel, mailbox)
+            if submission is None:
+                self._state.catch_up()  # there may be something to read: do not wait to be told
+                return
             reply = self._link.enqueue(submission)
         except BaseException as error:
-            # Interrupted halfway, the request may be in the queue.
-            self._owned = submission.is_private and not isinstance(error, Exception)
+            self._interrupted(submission, error)
             self.close()
             raise
         self._accepted(reply, is_private=submission.is_private)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._requests import Submission
@@ -17,13 +19,15 @@ from .replies import EnqueueReply, EnqueueStatus
 class StreamPlan:
     """What a stream is for: a new request (`submission`), or one that is there already.
 
-    `timeout_s` bounds the whole stream; None waits as long as the request lives.
+    `timeout_s` bounds the whole stream; None waits as long as the request lives. Without
+    `cancel_on_exit`, leaving early only stops listening.
     """
 
     request_id: str
     after: int = 0
     submission: Submission | None = None
     timeout_s: float | None = None
+    cancel_on_exit: bool = True
 
 
 class StreamBase:
@@ -38,6 +42,7 @@ class StreamBase:
         self._owned = False  # this stream put the request into the queue
         self._managed = False  # inside a `with` block, which decides when it is over
         self._give_up_at: float | None = None
+        self._forgotten: weakref.finalize[..., StreamBase] | None = None
 
     @property
     def id(self) -> str:
@@ -66,7 +71,22 @@ class StreamBase:
     @property
     def _must_cancel(self) -> bool:
         """Whether to end the request when nobody reads on."""
-        return self._owned and not self.finished
+        return self._owned and self._plan.cancel_on_exit and not self.finished
+
+    def _free_when_forgotten(self, abandon: Callable[..., None], *arguments: object) -> None:
+        """A stream that is never closed is at least not listened for. Its request goes on: the
+        garbage collector is no place for a conversation with Redis."""
+        self._forgotten = weakref.finalize(self, abandon, *arguments)
+        self._forgotten.atexit = False
+
+    def _left_in_order(self) -> None:
+        if self._forgotten is not None:
+            self._forgotten.detach()
+
+    def _interrupted(self, submission: Submission | None, error: BaseException) -> None:
+        """While it was being sent the request was interrupted, and may be in the queue."""
+        if submission is not None:
+            self._owned = submission.is_private and not isinstance(error, Exception)
 
     def _accepted(self, reply: EnqueueReply, *, is_private: bool) -> None:
         self._enqueued = True
