@@ -82,9 +82,12 @@ class AsyncClient:
         async with self.stream(messages, **params) as stream:
             return await stream.completion()
 
-    def stream(self, prompt: Prompt, **params: Unpack[RequestParams]) -> AsyncTokenStream:
+    def stream(
+        self, prompt: Prompt, *, cancel_on_exit: bool = True, **params: Unpack[RequestParams]
+    ) -> AsyncTokenStream:
         """Text, token ids or chat messages, and the answer as it comes; see `Client.stream`."""
-        return AsyncTokenStream(self._link, plan_of(self._link.build(prompt, params)))
+        submission = self._link.build(prompt, params)
+        return AsyncTokenStream(self._link, plan_of(submission, cancel_on_exit=cancel_on_exit))
 
     async def submit(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Handle:
         """Enqueue and return; see `Client.submit`."""

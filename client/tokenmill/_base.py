@@ -88,12 +88,13 @@ class BaseLink:
         )
 
 
-def plan_of(submission: Submission) -> StreamPlan:
+def plan_of(submission: Submission, *, cancel_on_exit: bool = True) -> StreamPlan:
     """The stream of a request that is about to be submitted."""
     return StreamPlan(
         request_id=submission.request_id,
         submission=submission,
         timeout_s=submission.deadline_s + GRACE_S,
+        cancel_on_exit=cancel_on_exit,
     )
 
 

@@ -116,7 +116,9 @@ class Client:
         with self.stream(messages, **params) as stream:
             return stream.completion()
 
-    def stream(self, prompt: Prompt, **params: Unpack[RequestParams]) -> TokenStream:
+    def stream(
+        self, prompt: Prompt, *, cancel_on_exit: bool = True, **params: Unpack[RequestParams]
+    ) -> TokenStream:
         """Text, token ids or chat messages, and the answer as it comes.
 
             with client.stream("Once upon a time") as stream:
@@ -124,10 +126,13 @@ class Client:
                     print(text, end="", flush=True)
             print(stream.completion().usage)
 
-        Leaving the block early cancels the request. Wrong arguments raise at once, the rest like
-        `generate` from the block on; `StreamDiverged` if Redis lost text that was handed out.
+        Leaving the block early cancels the request; with `cancel_on_exit=False` it goes on, and
+        `attach(id, after=last_seq)` continues, in any process. Wrong arguments raise at once, the
+        rest like `generate` from the block on; `StreamDiverged` if Redis lost text that was
+        handed out.
         """
-        return TokenStream(self._link, plan_of(self._link.build(prompt, params)))
+        submission = self._link.build(prompt, params)
+        return TokenStream(self._link, plan_of(submission, cancel_on_exit=cancel_on_exit))
 
     def submit(self, prompt: Prompt, **params: Unpack[RequestParams]) -> Handle:
         """Enqueue and return; `attach` or `result` get the answer, from any process.
