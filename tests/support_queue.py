@@ -44,7 +44,7 @@ class Queue:
         return lease
 
     def append(self, lease, seq, **fields):
-        payload = json.dumps({"e": seq, "a": lease.fence, **fields})
+        payload = json.dumps({"e": seq, "a": lease.attempt, **fields})
         event = AppendEvent(lease.request_id, lease.fence, seq, payload)
         return self.run(self.calls.append([event]))[0]
 
@@ -81,3 +81,8 @@ class Queue:
     def now_ms(self):
         seconds, micros = self.client.time()
         return seconds * 1000 + micros // 1000
+
+    def await_next_ms(self):
+        now_ms = self.now_ms()
+        while self.now_ms() == now_ms:
+            pass

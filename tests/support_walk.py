@@ -31,7 +31,7 @@ T = TypeVar("T")
 WORKERS = ("worker-a", "worker-b")
 POLICY = QueuePolicy(
     deadline_ms=100_000, retention_ms=50_000, max_queued=9, max_queued_per_tenant=6, window=2,
-    max_body_bytes=200, lease_ms=15_000, max_strikes=2, max_fence=6, max_deliveries=3,
+    max_body_bytes=200, lease_ms=15_000, max_strikes=2, max_attempts=6, max_deliveries=3,
 )  # fmt: skip
 MARKER = "marker"
 #: Ended requests that are kept in Redis; older ones reach the end of their retention.
@@ -45,7 +45,7 @@ class Memory:
     bodies: dict[str, str] = field(default_factory=dict)  # accepted requests
     plain: set[str] = field(default_factory=set)  # ids of plain XADDs
     forgotten: set[str] = field(default_factory=set)  # their lifetime is over
-    fences: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
     ended: dict[str, Any] = field(default_factory=dict)  # id → record and log at its end
     #: (ready class, entry) of what has been pending for more than a lease.
     aged: set[tuple[str, str]] = field(default_factory=set)
@@ -111,6 +111,11 @@ class Walk:
         seconds, micros = self.client.time()
         return seconds * 1000 + micros // 1000
 
+    def await_next_ms(self) -> None:
+        now_ms = self.now_ms()
+        while self.now_ms() == now_ms:
+            pass
+
     def new_id(self) -> str:
         self.num_ids += 1
         return f"id-{self.num_ids}"
@@ -156,9 +161,9 @@ class Walk:
             body = memory.bodies.get(request_id)
             if body is not None and "body" in record:
                 assert record["body"] == body, f"{request_id}: body changed"
-            fence = int(record["fence"])
-            assert fence >= memory.fences.get(request_id, 0), f"I3 {request_id}: fence fell"
-            memory.fences[request_id] = fence
+            attempts = int(record["attempts"])
+            assert attempts >= memory.attempts.get(request_id, 0), f"I3 {request_id}: attempts"
+            memory.attempts[request_id] = attempts
             if record["state"] not in TERMINAL_STATES:
                 continue
             end = (record, now.logs[request_id])
@@ -170,7 +175,7 @@ class Walk:
         """An id whose lifetime is over may be used again: a plain XADD of it was waiting."""
         for request_id in self.memory.forgotten & now.records.keys():
             self.memory.forgotten.remove(request_id)
-            self.memory.fences.pop(request_id, None)
+            self.memory.attempts.pop(request_id, None)
             self.memory.ended.pop(request_id, None)
 
     def _check_published(self, before: Snapshot, after: Snapshot) -> None:
@@ -209,9 +214,7 @@ class Walk:
 
     def _sort_leases(self) -> None:
         owners = self.snapshot.owners
-        live = [
-            held for held in self.leases if owners.get(held[1].request_id) == str(held[1].fence)
-        ]
+        live = [held for held in self.leases if owners.get(held[1].request_id) == held[1].fence]
         self.stale.extend(held for held in self.leases if held not in live)
         self.leases = live
 
@@ -220,16 +223,17 @@ class Walk:
         for request_id in ended[:-KEPT]:
             self.forget(request_id)
             del self.snapshot.records[request_id]
-            del self.snapshot.logs[request_id]
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request_id: str, *, with_log: bool = True) -> None:
         """The lifetime of record and log is over."""
-        self.client.delete(self.keys.record(request_id), self.keys.log(request_id))
+        self.client.delete(self.keys.record(request_id))
+        if with_log:
+            self.client.delete(self.keys.log(request_id))
+        self.stale.extend(held for held in self.leases if held[1].request_id == request_id)
+        self.leases = [held for held in self.leases if held[1].request_id != request_id]
+        self.snapshot.logs.pop(request_id, None)
         self.memory.forgotten.add(request_id)
         self.memory.bodies.pop(request_id, None)
-        # Fences start again with a record, so a worker must not outlive deadline and retention.
-        kept = [held for held in self.stale if held[1].request_id != request_id]
-        self.stale = deque(kept, maxlen=12)
 
     # What several steps do
 
@@ -255,16 +259,16 @@ class Walk:
             self.outcomes[f"lease {reply.code}"] += 1
             if reply.code is LeaseCode.OK:
                 assert reply.lease is not None
-                held = (worker, reply.lease)
-                if all(held[1].request_id != other.request_id for _, other in self.leases):
-                    self.leases.append(held)
+                known = {(lease.request_id, lease.fence) for _, lease in self.leases}
+                if (reply.lease.request_id, reply.lease.fence) not in known:
+                    self.leases.append((worker, reply.lease))
 
     def events(self, lease: Lease, distance: int = 1) -> AppendEvent:
         """The event `distance` after the last stored one; an attempt begins with `start`."""
         log = self.snapshot.events(lease.request_id)
         num_tokens = sum(len(event["k"]) for event in log if "k" in event)
-        event: dict[str, Any] = {"e": len(log) + distance, "a": lease.fence, "i": num_tokens}
-        if not log or log[-1]["a"] != lease.fence:
+        event: dict[str, Any] = {"e": len(log) + distance, "a": lease.attempt, "i": num_tokens}
+        if not log or log[-1]["a"] != lease.attempt:
             event |= {"ev": "start", "w": "worker"}
         else:
             event |= {"k": [self.random.randrange(1000)], "t": "é "}

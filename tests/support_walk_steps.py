@@ -8,8 +8,9 @@ from collections.abc import Callable
 from support_walk import WORKERS, Walk
 from tokenmill.calls import AppendEvent
 from tokenmill.keys import GROUP
+from tokenmill.protocol import TERMINAL_STATES
 from tokenmill.ready import read_entries
-from tokenmill.replies import LOST, STORED, STORED_BEFORE, ReadyEntry, events_if_behind
+from tokenmill.replies import LOST, STORED, STORED_BEFORE, Lease, ReadyEntry, events_if_behind
 
 LIVING = ("held", "queued", "delayed", "leased")
 LONG_AGO_MS = 10_000_000
@@ -154,12 +155,12 @@ def heartbeat_stale(walk: Walk) -> None:
         assert walk.call_stale(walk.calls.heartbeat("zombie", [lease])) == [LOST]
 
 
-def _end(walk: Walk, request_id: str, fence: int, distance: int, state: str) -> AppendEvent:
-    seq = walk.num_events(request_id) + distance
-    end = {"e": seq, "ev": "end", "st": state, "a": fence}
+def _end(walk: Walk, lease: Lease, distance: int, state: str) -> AppendEvent:
+    seq = walk.num_events(lease.request_id) + distance
+    end = {"e": seq, "ev": "end", "st": state, "a": lease.attempt}
     if state == "failed":
         end["code"] = "internal"
-    return AppendEvent(request_id, fence, seq, json.dumps(end))
+    return AppendEvent(lease.request_id, lease.fence, seq, json.dumps(end))
 
 
 def finish(walk: Walk) -> None:
@@ -170,7 +171,7 @@ def finish(walk: Walk) -> None:
     distance = walk.random.choice([1, 1, 1, 0, 2])
     state = walk.random.choice(["done", "failed"])
     code = "internal" if state == "failed" else ""
-    end = _end(walk, lease.request_id, lease.fence, distance, state)
+    end = _end(walk, lease, distance, state)
     reply = walk.call(walk.calls.finish(end, state=state, code=code))
     walk.outcomes[f"finish {reply.status}"] += 1
     assert reply.status == ("OK" if distance == 1 else "BEHIND")
@@ -184,10 +185,16 @@ def finish(walk: Walk) -> None:
 def finish_stale(walk: Walk) -> None:
     if walk.stale:
         _, lease = walk.random.choice(walk.stale)
-        end = _end(walk, lease.request_id, lease.fence, 1, "done")
+        end = _end(walk, lease, 1, "done")
         reply = walk.call_stale(walk.calls.finish(end))
         walk.outcomes[f"finish {reply.status}"] += 1
-        assert reply.status in ("LOST", "DUP")
+        record = walk.snapshot.records.get(lease.request_id, {})
+        own_end = record.get("state") in TERMINAL_STATES and _is_last(lease, record)
+        assert reply.status == ("DUP" if own_end else "LOST")
+
+
+def _is_last(lease: Lease, record: dict[str, str]) -> bool:
+    return lease.fence == f"{record['attempts']}.{record['created']}"
 
 
 def hand_over(walk: Walk) -> None:
@@ -318,6 +325,34 @@ def tick_after_vanished(walk: Walk) -> None:
     walk.tick()
 
 
+def use_id_again(walk: Walk) -> None:
+    """Redis lost a record while a worker holds it, and the client enqueues once more.
+
+    Sometimes another worker has taken that by the time the first one writes.
+    """
+    held = walk.some_lease()
+    if not held:
+        return
+    request_id, body = held[1].request_id, held[1].body
+    walk.forget(request_id, with_log=walk.random.random() < 0.5)
+    if walk.random.random() < 0.5:  # maintenance has seen that it is gone, or has not
+        walk.client.zadd(walk.keys.deadlines, {request_id: 1})
+        walk.set_clock()
+        walk.tick()
+    walk.await_next_ms()  # two births in one millisecond cannot be told apart
+    reply = walk.call(walk.calls.enqueue(request_id, body=body, tenant="b"))
+    walk.outcomes[f"used again {reply.status}"] += 1
+    if reply.status == "OK":
+        walk.memory.bodies[request_id] = body
+    else:
+        walk.client.zadd(walk.keys.deadlines, {request_id: 1})
+        walk.client.delete(walk.keys.log(request_id))
+    walk.set_clock()
+    walk.tick()
+    if walk.random.random() < 0.7:
+        take(walk)
+
+
 def lose_end_of_log(walk: Walk) -> None:
     """A failover lost the last events; the holder appends them again."""
     held = walk.some_lease()
@@ -353,8 +388,8 @@ STEPS: dict[str, tuple[int, Callable[[Walk], None]]] = {
         (2, append_stored_or_gap), (3, append_stale), (3, heartbeat), (3, heartbeat_stale),
         (4, finish), (2, finish_stale), (2, hand_over), (5, retry_later), (1, release_stale),
         (2, pass_deadline), (2, pass_delay), (6, age_pending), (6, tick), (2, tick_in_grace),
-        (1, tick_after_lost_pending), (1, tick_after_vanished), (1, lose_end_of_log),
-        (2, lose_every_worker), (2, lose_every_reader),
+        (1, tick_after_lost_pending), (1, tick_after_vanished), (2, use_id_again),
+        (1, lose_end_of_log), (2, lose_every_worker), (2, lose_every_reader),
     )
 }  # fmt: skip
 _NAMES = list(STEPS)

@@ -188,7 +188,8 @@ def make_lease(**changes: object) -> Lease:
         request_id="request-1",
         ready_class="1",
         entry_id="1-0",
-        fence=1,
+        attempt=1,
+        fence="1.1000",
         num_events=0,
         remaining_ms=60_000,
         waited_ms=5,
@@ -205,7 +206,7 @@ def make_delivery(**changes: object) -> Delivery:
 
 
 def make_output(
-    *token_ids: int, request_id: str = "request-1/1", **changes: object
+    *token_ids: int, request_id: str = "request-1/1.1000", **changes: object
 ) -> RequestOutput:
     output = RequestOutput(request_id=request_id, new_token_ids=token_ids, text=text_of(token_ids))
     return replace(output, **changes)  # type: ignore[arg-type]

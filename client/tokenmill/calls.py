@@ -42,7 +42,7 @@ class QueuePolicy:
     max_body_bytes: int = limits.MAX_BODY_BYTES
     lease_ms: int = 15_000
     max_strikes: int = 3  # lost workers in a row, each without a token
-    max_fence: int = 20  # leases of one request, whatever they achieved
+    max_attempts: int = 20  # leases of one request, whatever they achieved
     max_deliveries: int = 5  # reads of one entry that never became a lease
     max_retries: int = 2  # errors reported by workers
     backoff_ms: int = 1_000
@@ -58,7 +58,7 @@ class AppendEvent(NamedTuple):
     """One event of a running request: `seq` is dense from 1, `payload` the event's JSON."""
 
     request_id: str
-    fence: int
+    fence: str  # of the lease under which it is written
     seq: int
     payload: str
 
@@ -130,7 +130,7 @@ class QueueCalls:
         args: list[Argument] = [self._publish]
         for request_id, fence, seq, payload in events:
             # Per token: hiredis packs text in half the time it takes for an integer.
-            args += (request_id, str(fence), str(seq), payload)
+            args += (request_id, fence, str(seq), payload)
         _check_batch("append", len(args) // 4, limits.MAX_REQUESTS_PER_APPEND)
         return ScriptCall(load_script("append"), self._key, tuple(args), _as_is)
 
@@ -158,12 +158,14 @@ class QueueCalls:
         )  # fmt: skip
         return ScriptCall(load_script("finish"), self._key, args, FinishReply.parse)
 
-    def hand_over(self, request_id: str, fence: int) -> ScriptCall[ReleaseReply]:
-        """Give a request back for another worker to continue at once (drain)."""
-        return self._release(request_id, fence, "drain", delay_ms=0, message="")
+    def hand_over(
+        self, request_id: str, fence: str, *, reason: Literal["drain", "no_room"] = "drain"
+    ) -> ScriptCall[ReleaseReply]:
+        """Give a request back for another worker to continue at once."""
+        return self._release(request_id, fence, reason, delay_ms=0, message="")
 
     def retry_later(
-        self, request_id: str, fence: int, *, delay_ms: int, message: str
+        self, request_id: str, fence: str, *, delay_ms: int, message: str
     ) -> ScriptCall[ReleaseReply]:
         """Give a request back after an error; beyond `max_retries` it ends with `message`."""
         return self._release(request_id, fence, "error", delay_ms=delay_ms, message=message)
@@ -178,14 +180,14 @@ class QueueCalls:
     def tick(self, *, jitter: float) -> ScriptCall[TickReport]:
         """One round of maintenance; `jitter` in [0, 1) spreads the retries of lost requests."""
         options = self._options(
-            "lease_ms", "max_strikes", "max_fence", "max_deliveries", "backoff_ms",
+            "lease_ms", "max_strikes", "max_attempts", "max_deliveries", "backoff_ms",
             "retention_ms", "window", "tidy_ms", "dead_letters", "dead_letter_ms",
             "dead_letter_bodies", jitter=jitter, limit=self.policy.tick_limit,
         )  # fmt: skip
         return ScriptCall(load_script("tick"), self._key, (options,), TickReport.parse)
 
     def _release(
-        self, request_id: str, fence: int, reason: str, *, delay_ms: int, message: str
+        self, request_id: str, fence: str, reason: str, *, delay_ms: int, message: str
     ) -> ScriptCall[ReleaseReply]:
         options = self._options("retention_ms", "max_retries")
         args = (options, request_id, fence, reason, delay_ms, message)

@@ -32,7 +32,7 @@ class Keyspace:
     | P r:<id>             | hash    | the request's record                | deadline + retention |
     | P t:<id>             | stream  | event log: id `e-0`, field `d`      | retention            |
     | P c:<id>             | channel | the same events, as they happen     |                      |
-    | P own                | hash    | id → fence, only while leased       | until the lease ends |
+    | P own                | hash    | id → fence of its lease             | until the lease ends |
     | P z:dl  P z:delay    | zset    | id → deadline, due time (ms)        | until end, promotion |
     | P b:<class>:<tenant> | list    | ids waiting for the tenant's window | empties itself       |
     | P win                | hash    | `<class>:<tenant>` → ready entries  | field removed at 0   |

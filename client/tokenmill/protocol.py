@@ -123,7 +123,7 @@ class _Event(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
 
     seq: int = Field(alias="e", ge=1)  # dense from 1; also the entry's id in the log
-    attempt: int = Field(0, alias="a", ge=0)  # the fence of the writer
+    attempt: int = Field(0, alias="a", ge=0)  # of the writer; counts leases
 
 
 class StartEvent(_Event):

@@ -11,7 +11,7 @@ from .protocol import TERMINAL_STATES, State, Usage
 
 #: What to ask for: `HMGET <record> *RECORD_FIELDS`. The body is left out on purpose.
 RECORD_FIELDS: Final = (
-    "state", "class", "tenant", "created", "leased", "ended", "deadline", "fence", "strikes",
+    "state", "class", "tenant", "created", "leased", "ended", "deadline", "attempts", "strikes",
     "retries", "worker", "fingerprint", "end_seq", "usage", "code", "message",
 )  # fmt: skip
 
@@ -72,7 +72,7 @@ class Record:
             leased_ms=_optional(given["leased"]),
             ended_ms=_optional(given["ended"]),
             deadline_ms=_integer(given["deadline"]),
-            attempts=_integer(given["fence"]),
+            attempts=_integer(given["attempts"]),
             strikes=_integer(given["strikes"]),
             retries=_integer(given["retries"]),
             worker=given["worker"],

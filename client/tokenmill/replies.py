@@ -87,16 +87,19 @@ class LeaseCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to a request until the fence moves on. Times are by Redis' clock.
+    """The right to write to a request until its fence is void. Times are by Redis' clock.
 
-    `num_events` is the length of the event log: above 0, an earlier attempt got so far.
-    `fingerprint` is that of the model that started the request.
+    `attempt` counts the request's leases from 1. `fence` names this lease and is handed back with
+    every write; what it consists of is the scripts' affair. `num_events` is the length of the
+    event log: above 0, an earlier attempt got so far. `fingerprint` is that of the model that
+    started the request.
     """
 
     request_id: str
     ready_class: str
     entry_id: str
-    fence: int
+    attempt: int
+    fence: str
     num_events: int
     remaining_ms: int
     waited_ms: int

@@ -208,7 +208,7 @@ class FakeWorker:
 
     def _append(self, running: _Running, **fields: Any) -> bool:
         lease = running.lease
-        payload = json.dumps({"e": running.seq + 1, "a": lease.fence, **fields})
+        payload = json.dumps({"e": running.seq + 1, "a": lease.attempt, **fields})
         event = AppendEvent(lease.request_id, lease.fence, running.seq + 1, payload)
         (code,) = run(self._redis, self._calls.append([event]))
         if code == LOST:
@@ -227,7 +227,7 @@ class FakeWorker:
             "total_tokens": prompt_tokens + running.index,
         }
         seq = running.seq + 1
-        end = {"e": seq, "ev": "end", "a": lease.fence, "st": state, "n": running.index, **fields}
+        end = {"e": seq, "ev": "end", "a": lease.attempt, "st": state, "n": running.index, **fields}
         if running.request.meta is not None:
             end["meta"] = running.request.meta
         event = AppendEvent(lease.request_id, lease.fence, seq, json.dumps({**end, "usage": usage}))

@@ -24,7 +24,7 @@ EXPECTED_OUTCOMES = {
     "admit OK", "admit DUP", "admit CONFLICT", "admit INVALID", "admit TOO_LARGE", "admit FULL",
     "lease OK", "lease GONE", "lease BUSY", "lease EXPIRED",
     "finish OK", "finish DUP", "finish LOST", "finish BEHIND",
-    "release OK queued", "release OK delayed", "release FAILED failed",
+    "used again OK", "release OK queued", "release OK delayed", "release FAILED failed",
     "cancel True", "cancel False",
     "tick promoted", "tick expired", "tick vanished", "tick redelivered", "tick requeued",
     "tick dead", "tick recovered", "tick in_grace",
@@ -59,6 +59,7 @@ def test_no_walk_finds_a_violation(redis_client):
 QUICK_MUTANTS = {
     "append without the fence", "append that does not publish", "heartbeat without the fence",
     "finish over a gap", "the body stays after the end", "an ended request ends again",
+    "a fence that counts leases only",
     "tick that forgets who vanished", "requeue that keeps the old fence",
 }  # fmt: skip
 #: name → (script, text, its wrong replacement)
@@ -108,11 +109,20 @@ MUTANTS = {
         "tick", "      redeliver_plain(ready, entry, consumer, fields)",
         "      drop_read_entry(ready, entry)"),
     "tick that forgets who vanished": (
-        "tick", "redis.call('HSET', MAINTENANCE, 'recount', '1')", ""),
+        "tick", "redis.call('HSET', MAINTENANCE, 'recount', '1')\n      count", "count"),
     "tick that buries without a body": (
         "tick", "if not options.dead_letter_bodies then", "if true then"),
     "tick that leaves the lag unknown": (
         "tick", "do repair_lag(ready) end", "do local _ = ready end"),
+    "a fence that counts leases only": (
+        "lease", "return attempt .. '.' .. created", "return attempt .. '.0'"),
+    "enqueue that leaves the lease of a lost record": (
+        "enqueue", "  redis.call('HDEL', OWNERS, id)\n  redis.call('ZREM', DELAYED, id)\n  if",
+        "  redis.call('ZREM', DELAYED, id)\n  if"),
+    "enqueue that leaves the log of a lost record": (
+        "enqueue", "  redis.call('DEL', log_key(id))\n", ""),
+    "enqueue that forgets what a lost record counted for": (
+        "enqueue", "redis.call('HSET', MAINTENANCE, 'recount', '1')", ""),
     "requeue that keeps the old fence": (
         "tick", "redis.call('HDEL', OWNERS, id)\n  drop_read_entry", "drop_read_entry"),
 }  # fmt: skip

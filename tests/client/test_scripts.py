@@ -12,7 +12,7 @@ from support_queue import POLICY, Queue
 from tokenmill.calls import AppendEvent, QueueCalls
 from tokenmill.keys import GROUP
 from tokenmill.protocol import Usage
-from tokenmill.ready import acreate_groups
+from tokenmill.ready import acreate_groups, create_groups
 from tokenmill.replies import LOST, STORED, STORED_BEFORE, ReadyEntry, events_if_behind
 from tokenmill.scripts import SCRIPT_NAMES, arun, load_script
 
@@ -135,7 +135,7 @@ def test_a_plain_xadd_with_a_bad_id_is_dropped(queue, request_id):
 
 def test_a_lease_carries_what_a_worker_needs(queue):
     lease = queue.leased(body='{"prompt": "é"}', tenant="t", deadline_ms=9_000)
-    assert (lease.request_id, lease.ready_class, lease.fence) == ("a", "1", 1)
+    assert (lease.request_id, lease.ready_class, lease.attempt) == ("a", "1", 1)
     assert (lease.body, lease.tenant, lease.fingerprint) == ('{"prompt": "é"}', "t", "m1")
     assert (lease.num_events, lease.strikes) == (0, 0)
     assert 0 < lease.remaining_ms <= 9_000
@@ -143,14 +143,20 @@ def test_a_lease_carries_what_a_worker_needs(queue):
     record = queue.record()
     assert (record.state, record.worker, record.attempts) == ("leased", "w", 1)
     assert record.leased_ms >= record.created_ms
-    assert queue.client.hgetall(queue.keys.owners) == {"a": "1"}
+    assert lease.fence == f"1.{record.created_ms}"
+    assert queue.client.hgetall(queue.keys.owners) == {"a": lease.fence}
 
 
 def test_a_lease_whose_reply_was_lost_is_given_again_to_its_holder_only(queue):
     lease = queue.leased()
     entry = ReadyEntry(lease.ready_class, lease.entry_id, "a")
     (again,) = queue.run(queue.calls.lease("w", [entry]))
-    assert (again.code, again.lease.fence) == ("OK", 1)
+    assert (again.code, again.lease) == (
+        "OK",
+        dataclasses.replace(
+            lease, remaining_ms=again.lease.remaining_ms, waited_ms=again.lease.waited_ms
+        ),
+    )
     (other,) = queue.run(queue.calls.lease("v", [entry]))
     assert (other.code, other.lease) == ("BUSY", None)
 
@@ -177,10 +183,10 @@ def test_a_deadline_that_passed_in_the_queue_ends_the_request_at_lease(queue):
 def test_the_next_holder_learns_what_is_in_the_log_and_who_began(queue):
     lease = queue.leased()
     assert queue.append(lease, 1, ev="start", i=0) == STORED
-    queue.run(queue.calls.hand_over("a", 1))
+    queue.run(queue.calls.hand_over("a", lease.fence))
     replies = queue.run(queue.calls.lease("v", queue.read("v"), fingerprint="m2"))
     (second,) = [reply.lease for reply in replies]
-    assert (second.fence, second.num_events) == (2, 1)
+    assert (second.attempt, second.num_events) == (2, 1)
     assert (second.ready_class, second.fingerprint) == ("r", "m1")
 
 
@@ -207,8 +213,8 @@ def test_append_answers_each_request_by_itself(queue):
     a, b = queue.leased("a"), queue.leased("b")
     events = [
         AppendEvent("a", a.fence, 1, "{}"),
-        AppendEvent("b", b.fence + 1, 1, "{}"),
-        AppendEvent("c", 1, 1, "{}"),
+        AppendEvent("b", "2" + b.fence[1:], 1, "{}"),
+        AppendEvent("c", a.fence, 1, "{}"),
         AppendEvent("b", b.fence, 4, "{}"),
     ]
     codes = queue.run(queue.calls.append(events))
@@ -220,7 +226,7 @@ def test_append_answers_each_request_by_itself(queue):
 
 def test_a_batch_over_the_limit_is_not_sent(queue):
     with pytest.raises(ValueError, match="128"):
-        queue.calls.append([AppendEvent("a", 1, 1, "{}")] * 129)
+        queue.calls.append([AppendEvent("a", "1.1", 1, "{}")] * 129)
     lease = queue.leased()
     with pytest.raises(ValueError, match="512"):
         queue.calls.heartbeat("w", [lease] * 513)
@@ -239,11 +245,48 @@ def test_a_heartbeat_renews_only_a_lease_that_is_held(queue):
 
 def test_a_late_heartbeat_does_not_steal_the_entry_from_the_next_holder(queue):
     first = queue.leased()
-    queue.run(queue.calls.hand_over("a", 1))
+    queue.run(queue.calls.hand_over("a", first.fence))
     queue.run(queue.calls.lease("v", queue.read("v")))
     assert queue.run(queue.calls.heartbeat("w", [first])) == [LOST]
     (pending,) = queue.client.xpending_range(queue.keys.ready("r"), GROUP, "-", "+", 10)
     assert pending["consumer"] == "v"
+
+
+# An id that is used again
+
+
+def test_a_lease_of_a_lost_request_is_worth_nothing_for_the_next_one_of_its_id(queue):
+    """Redis lost the record; the client enqueued again, and another worker took that."""
+    old = queue.leased(body='{"v": 1}')
+    queue.append(old, 1, ev="start", i=0)
+    queue.client.delete(*queue.client.keys(f"{queue.keys.prefix}*"))
+    create_groups(queue.client, queue.keys)
+    queue.await_next_ms()
+    new = queue.leased(body='{"v": 2}')
+    assert new.attempt == old.attempt
+    assert queue.append(old, 1, i=0) == LOST
+    assert queue.run(queue.calls.heartbeat("w", [old])) == [LOST]
+    assert queue.run(queue.calls.hand_over("a", old.fence)).status == "LOST"
+    assert (queue.finish(old, 1).status, queue.finish(old, 1).state) == ("LOST", "leased")
+    assert queue.append(new, 1, ev="start", i=0) == STORED
+    assert queue.finish(new, 2).status == "OK"
+    assert (queue.finish(old, 2).status, queue.finish(old, 2).state) == ("LOST", "done")
+
+
+def test_nothing_of_a_vanished_request_touches_the_next_one_of_its_id(queue):
+    """The record ran out of its lifetime and nobody ticked before the id was used again."""
+    old = queue.leased(tenant="t")
+    queue.append(old, 1, ev="start", i=0)
+    queue.client.delete(queue.keys.record("a"))
+    queue.client.zadd(queue.keys.delayed, {"a": 1})
+    queue.await_next_ms()
+    queue.enqueue("a", tenant="u")
+    assert queue.append(old, 2, i=0) == LOST
+    assert queue.client.exists(queue.keys.log("a"), queue.keys.owners, queue.keys.delayed) == 0
+    queue.tick()
+    counters = queue.client.hgetall(queue.keys.counters)
+    assert counters == {"queued": "1", "leased": "0", "t:u": "1"}
+    assert [lease.num_events for lease in queue.lease()] == [0]
 
 
 # finish, release, cancel
@@ -269,7 +312,7 @@ def test_finish_again_is_known_and_a_stranger_is_refused(queue):
     lease = queue.leased()
     assert queue.finish(lease, 1).status == "OK"
     assert queue.finish(lease, 1).status == "DUP"
-    stranger = dataclasses.replace(lease, fence=2)
+    stranger = dataclasses.replace(lease, fence="2" + lease.fence[1:])
     assert (queue.finish(stranger, 1).status, queue.finish(stranger, 1).state) == ("LOST", "done")
     nobody = dataclasses.replace(lease, request_id="b")
     assert (queue.finish(nobody, 1).status, queue.finish(nobody, 1).state) == ("LOST", "")
@@ -292,25 +335,27 @@ def test_a_failure_is_kept_with_its_code(queue):
 
 
 def test_a_hand_over_goes_before_all_new_work(queue):
-    queue.leased("a")
+    lease = queue.leased("a")
     queue.enqueue("b", priority_class="0")
-    reply = queue.run(queue.calls.hand_over("a", 1))
+    reply = queue.run(queue.calls.hand_over("a", lease.fence))
     assert (reply.status, reply.state) == ("OK", "queued")
     assert [entry.request_id for entry in queue.read()] == ["a", "b"]
-    assert queue.run(queue.calls.hand_over("a", 1)).status == "LOST"
+    assert queue.run(queue.calls.hand_over("a", lease.fence)).status == "LOST"
 
 
 def test_errors_are_retried_after_a_pause_and_then_given_up(queue):
     queue.enqueue("a")
-    for fence in (1, 2):
-        queue.lease()
-        call = queue.calls.retry_later("a", fence, delay_ms=60_000, message="out of memory")
+    for _ in range(2):
+        (lease,) = queue.lease()
+        call = queue.calls.retry_later("a", lease.fence, delay_ms=60_000, message="out of memory")
         assert queue.run(call).state == "delayed"
         assert queue.tick().promoted == 0
         queue.client.zadd(queue.keys.delayed, {"a": 1})
         assert queue.tick().promoted == 1
-    queue.lease()
-    reply = queue.run(queue.calls.retry_later("a", 3, delay_ms=1, message="out of memory"))
+    (lease,) = queue.lease()
+    reply = queue.run(
+        queue.calls.retry_later("a", lease.fence, delay_ms=1, message="out of memory")
+    )
     assert (reply.status, reply.state) == ("FAILED", "failed")
     assert (queue.end().code, queue.end().message) == ("retries_exhausted", "out of memory")
 
@@ -322,9 +367,9 @@ def test_cancel_ends_a_request_wherever_it_is(queue, stage):
             queue.enqueue(other)
     queue.enqueue("a")
     if stage in ("delayed", "leased"):
-        queue.lease()
+        (lease,) = queue.lease()
     if stage == "delayed":
-        queue.run(queue.calls.retry_later("a", 1, delay_ms=60_000, message="m"))
+        queue.run(queue.calls.retry_later("a", lease.fence, delay_ms=60_000, message="m"))
     assert queue.record().state == stage
     reply = queue.run(queue.calls.cancel("a", message="by the user"))
     assert (reply.cancelled, reply.state) == (True, "cancelled")
@@ -393,7 +438,7 @@ def test_the_scripts_use_the_keys_of_the_key_table(queue):
     queue.enqueue("c")
     lease = queue.lease(count=1)[0]
     queue.append(lease, 1, i=0)
-    queue.run(queue.calls.retry_later("a", 1, delay_ms=60_000, message="m"))
+    queue.run(queue.calls.retry_later("a", lease.fence, delay_ms=60_000, message="m"))
     queue.tick()
     keys, client = queue.keys, queue.client
     assert client.type(keys.deadlines) == client.type(keys.delayed) == "zset"

@@ -67,7 +67,7 @@ def test_each_worker_lost_without_a_token_doubles_the_pause(queue, strikes):
 
 @pytest.mark.parametrize(
     ("policy", "code"),
-    [({"max_strikes": 1}, "worker_crash"), ({"max_fence": 1}, "too_many_attempts")],
+    [({"max_strikes": 1}, "worker_crash"), ({"max_attempts": 1}, "too_many_attempts")],
 )
 @pytest.mark.parametrize("bodies", [True, False])
 def test_a_request_is_given_up_and_buried(queue, policy, code, bodies):
@@ -77,7 +77,7 @@ def test_a_request_is_given_up_and_buried(queue, policy, code, bodies):
     assert (queue.record().state, queue.end().code) == ("dead", code)
     (letter,) = letters(queue)
     assert letter == {
-        "id": "a", "tenant": "t", "why": code, "fence": "1", "worker": "w",
+        "id": "a", "tenant": "t", "why": code, "attempts": "1", "worker": "w",
         "body": '{"prompt": "x"}' if bodies else "",
     }  # fmt: skip
 
@@ -157,7 +157,7 @@ def test_consumers_without_work_are_removed_and_others_are_kept(queue):
     queue.run(queue.calls.lease("gone", [reader]))
     queue.finish(dataclasses.replace(queue.leased("c"), request_id="b"), 1)
     give_up_at = time.monotonic() + 10
-    while queue.tick(lease_ms=20, max_fence=1000, max_strikes=1000).consumers == 0:
+    while queue.tick(lease_ms=20, max_attempts=1000, max_strikes=1000).consumers == 0:
         assert time.monotonic() < give_up_at
     assert queue.client.xlen(queue.keys.ready("r")) + queue.client.zcard(queue.keys.delayed) > 0
 
@@ -169,13 +169,6 @@ def test_old_dead_letters_go(queue):
     assert len(letters(queue)) == 1
     queue.tick(dead_letter_ms=-1_000)
     assert letters(queue) == []
-
-
-def await_next_ms(queue):
-    """Ids of entries made in one millisecond are neighbours."""
-    now_ms = queue.now_ms()
-    while queue.now_ms() == now_ms:
-        pass
 
 
 def lag(client, stream):
@@ -191,7 +184,7 @@ def test_the_lag_stays_true_when_requests_end_in_any_order(server, keyspace):
             pytest.skip("this server reports no lag")
         for i in range(4):
             queue.enqueue(f"a{i}", tenant=f"t{i}")
-            await_next_ms(queue)
+            queue.await_next_ms()  # ids made in one millisecond are neighbours
         _, last = queue.lease(count=2)
         queue.finish(last, 1)  # the entry that was delivered last is deleted
         queue.run(queue.calls.cancel("a2"))  # nobody has read it

@@ -79,7 +79,7 @@ async def test_what_was_delivered_but_never_seen_is_taken(server_bench: Bench) -
         await until(lambda: taken)
 
     assert ids(taken) == ["unseen-0"]
-    assert taken[0].lease.fence == 1
+    assert taken[0].lease.attempt == 1
 
 
 async def test_a_reconnect_takes_nothing_twice(server_bench: Bench) -> None:

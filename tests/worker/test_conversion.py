@@ -72,8 +72,8 @@ def test_only_what_was_set_overrides_the_models_defaults() -> None:
 
 def test_a_given_seed_is_kept_and_a_missing_one_depends_on_the_id_alone() -> None:
     assert convert(body=body(seed=5)).params.seed == 5
-    first = convert(body=body(), fence=1)
-    again = convert(body=body(), fence=2)
+    first = convert(body=body(), fence="1.1000")
+    again = convert(body=body(), fence="2.1000")
     other = convert(body=body(), request_id="request-2")
     assert first.params.seed == again.params.seed == seed_of("request-1")
     assert first.params.seed != other.params.seed
@@ -169,7 +169,7 @@ def test_endings(output: object, expected: tuple[object, ...]) -> None:
 
 
 def test_a_finished_output_becomes_events_that_the_client_reads() -> None:
-    delivery = make_delivery(fence=3)
+    delivery = make_delivery(attempt=3)
     delivery.meta = {"order": 7}
     delivery.start("w-1")
     output = make_output(

@@ -15,7 +15,7 @@ from tokenmill_worker.delivery import (
 
 
 def test_events_are_numbered_densely_behind_those_of_earlier_attempts() -> None:
-    delivery = make_delivery(fence=2, num_events=2)
+    delivery = make_delivery(attempt=2, num_events=2)
     delivery.restore(['{"e":1}', '{"e":2}'], 5)
 
     delivery.start("worker-a")
@@ -69,7 +69,7 @@ def test_a_failure_ends_with_its_code_and_without_usage() -> None:
 
 async def test_attempts_of_one_request_are_told_apart() -> None:
     deliveries = Deliveries()
-    first, second = make_delivery(fence=1), make_delivery(fence=2)
+    first, second = make_delivery(fence="1.1000"), make_delivery(fence="1.2000")
 
     deliveries.add(first)
     assert first in deliveries

@@ -35,7 +35,7 @@ class Front:
         async with running(bench.publisher.run()):
             await bench.publisher.settle()
         bench.deliveries.remove(first)
-        await arun(bench.redis, bench.calls.hand_over("request-1", 1))
+        await arun(bench.redis, bench.calls.hand_over("request-1", first.lease.fence))
         (second,) = await bench.deliver_with("new-model", ready_class="r")
         return second
 

@@ -36,6 +36,7 @@ class Times:
     """On the monotonic clock, in seconds."""
 
     leased_s: float = field(default_factory=time.monotonic)
+    submitted_s: float | None = None  # to the engine
     first_token_s: float | None = None
     last_token_s: float | None = None
 
@@ -56,14 +57,16 @@ class Delivery:
     ending: Ending | None = None
     finishing: bool = False  # the end event is on its way
     usage: Usage = field(default_factory=Usage)
+    latest: RequestOutput | None = None  # of this attempt: its counts are totals so far
+    prompt_tokens: int | None = None  # None: not tokenized yet
     max_tokens: int = 0
-    num_preemptions: int = 0
     meta: dict[str, Any] | None = None
     expiry: asyncio.TimerHandle | None = None
 
     @property
     def attempt_id(self) -> str:
-        """The request's name inside the engine: two attempts of one request never mix."""
+        """The name inside the engine: attempts of one request never mix, nor do requests that had
+        one id after another."""
         return f"{self.lease.request_id}/{self.lease.fence}"
 
     @property
@@ -74,6 +77,11 @@ class Delivery:
     def is_stored(self) -> bool:
         """Whether everything that was generated is in the log."""
         return not self.pending and self.acked == len(self.events)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """All tokens so far, of earlier attempts too."""
+        return self.num_resumed_tokens if self.latest is None else self.latest.num_output_tokens
 
     @property
     def made_progress(self) -> bool:
@@ -88,7 +96,7 @@ class Delivery:
 
     def add_event(self, **event: object) -> None:
         """Append an event; fields that are None are left out."""
-        numbered = {"e": self.next_seq, **event, "a": self.lease.fence}
+        numbered = {"e": self.next_seq, **event, "a": self.lease.attempt}
         self.events.append(_dump(numbered))
 
     def start(self, worker_id: str) -> None:
@@ -113,6 +121,28 @@ class Delivery:
         if run:
             yield run
 
+    def facts(self) -> str:
+        """JSON of numbers for the request's history: what this attempt did. Times in ms.
+
+        `first_token_ms` counts from the enqueue and is absent when an earlier attempt gave it.
+        """
+        latest, times = self.latest or RequestOutput(self.attempt_id), self.times
+        first_s, submitted_s = times.first_token_s, times.submitted_s
+        prefill_ms = first_token_ms = None
+        if first_s is not None and submitted_s is not None:
+            prefill_ms = round((first_s - submitted_s) * 1000)
+            if not self.num_resumed_tokens:
+                first_token_ms = self.lease.waited_ms + round((first_s - times.leased_s) * 1000)
+        return _dump({
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": latest.num_cached_tokens,
+            "prefill_chunks": latest.num_prefill_chunks,
+            "prefill_ms": prefill_ms,
+            "tokens": self.num_output_tokens,
+            "preemptions": latest.num_preemptions,
+            "first_token_ms": first_token_ms,
+        })  # fmt: skip
+
     def end_event(self, ending: Ending) -> str:
         """The JSON of the end event, to be stored under `next_seq`."""
         return _dump({
@@ -127,7 +157,7 @@ class Delivery:
             "code": ending.code,
             "msg": ending.message,
             "meta": self.meta,
-            "a": self.lease.fence,
+            "a": self.lease.attempt,
         })  # fmt: skip
 
 

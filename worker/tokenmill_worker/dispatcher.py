@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from tokenmill_engine.outputs import EngineStats, RequestOutput
 
@@ -21,10 +22,18 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Feeds the engine's events into the deliveries."""
 
-    def __init__(self, deliveries: Deliveries, engine: EngineThread, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        engine: EngineThread,
+        metrics: Metrics,
+        *,
+        on_done: Callable[[Delivery], None] = lambda _delivery: None,
+    ) -> None:
         self._deliveries = deliveries
         self._engine = engine
         self._metrics = metrics
+        self._on_done = on_done  # gets each request that ended well
         self.stats = EngineStats()
 
     async def run(self) -> None:
@@ -84,6 +93,7 @@ class Dispatcher:
         now_s = time.monotonic()
         self._metrics.request_success[ending.finish_reason].inc()
         if ending.status == "done":
+            self._on_done(delivery)
             self._observe_end(delivery, now_s)
         logger.info(
             "request ended",
@@ -94,7 +104,7 @@ class Dispatcher:
                 finish=ending.finish_reason,
                 prompt_tokens=delivery.usage.prompt_tokens,
                 tokens=delivery.num_tokens,
-                attempt=delivery.lease.fence,
+                attempt=delivery.lease.attempt,
                 seconds=round(now_s - delivery.times.leased_s, 3),
             ),
         )
@@ -142,4 +152,4 @@ class Dispatcher:
         metrics.generation_tokens.observe(delivery.num_tokens)
         metrics.max_generation_tokens.observe(delivery.num_tokens)  # the same: n is always 1
         metrics.max_tokens.observe(delivery.max_tokens)
-        metrics.num_preemptions.observe(delivery.num_preemptions)
+        metrics.num_preemptions.observe(delivery.latest.num_preemptions if delivery.latest else 0)

@@ -226,7 +226,7 @@ def _policy(settings: Settings) -> QueuePolicy:
         max_queued=settings.max_queued,
         lease_ms=settings.lease_ms,
         max_strikes=settings.max_strikes,
-        max_fence=settings.max_attempts,
+        max_attempts=settings.max_attempts,
         max_retries=settings.max_retries,
         backoff_ms=settings.retry_backoff_ms,
     )

@@ -21,6 +21,7 @@ local DEADLINES = prefix .. 'z:dl'
 local DELAYED = prefix .. 'z:delay'
 local COUNTERS = prefix .. 'cnt'
 local WINDOWS = prefix .. 'win'
+local MAINTENANCE = prefix .. 'mt'
 local DEAD_LETTERS = prefix .. 'dlq'
 local MEMORY_FLAG = prefix .. 'full'
 
@@ -28,6 +29,9 @@ local function record_key(id) return prefix .. 'r:' .. id end
 local function log_key(id) return prefix .. 't:' .. id end
 local function ready_key(ready) return prefix .. 'q:' .. ready end
 local function backlog_key(share) return prefix .. 'b:' .. share end
+-- What the holder of a lease is told and every write of a worker is checked against. The count alone
+-- begins anew when an id is created again; with the time of creation no two leases are alike.
+local function fence_of(attempt, created) return attempt .. '.' .. created end
 -- A share is what one tenant may have in one class: the unit of the window.
 local function share_of(class, tenant) return class .. ':' .. tenant end
 
@@ -107,15 +111,22 @@ local function uncount_queued(tenant)
 end
 
 -- Birth of a record. It has its lifetime from the first moment; returns the creation time.
+-- The id may have been used before: a record can run out of its lifetime, or get lost, while a worker
+-- holds it. Nothing of that may touch the new request, and what it counted for is counted again.
 local function create(id, tenant, class, body, sha, state, entry)
   local created = now_ms()
   local deadline = created + options.deadline_ms
   redis.call('HSET', record_key(id),
     'v', '1', 'state', state, 'tenant', tenant, 'class', class, 'sha', sha, 'body', body,
-    'created', int(created), 'deadline', int(deadline), 'fence', '0', 'strikes', '0',
+    'created', int(created), 'deadline', int(deadline), 'attempts', '0', 'strikes', '0',
     'retries', '0', 'undelivered', '0', 'windowed', '0', 'ready', class, 'entry', entry)
   redis.call('PEXPIREAT', record_key(id), int(deadline + options.retention_ms))
-  redis.call('ZADD', DEADLINES, int(deadline), id)
+  redis.call('DEL', log_key(id))
+  redis.call('HDEL', OWNERS, id)
+  redis.call('ZREM', DELAYED, id)
+  if redis.call('ZADD', DEADLINES, int(deadline), id) == 0 then
+    redis.call('HSET', MAINTENANCE, 'recount', '1')
+  end
   count_queued(tenant)
   return created
 end
@@ -150,11 +161,11 @@ end
 -- hung worker can never leave a request without its end event. Returns the state it is in now
 -- (false: no such request) and whether this call made it.
 local function settle(id, state, code, message)
-  local was, fence = unpack(redis.call('HMGET', record_key(id), 'state', 'fence'), 1, 2)
+  local was, attempts = unpack(redis.call('HMGET', record_key(id), 'state', 'attempts'), 1, 2)
   if not was or TERMINAL[was] then return was, false end
   local seq = redis.call('XLEN', log_key(id)) + 1
   local payload = cjson.encode({
-    e = seq, ev = 'end', a = tonumber(fence), st = state, code = code, msg = message })
+    e = seq, ev = 'end', a = tonumber(attempts), st = state, code = code, msg = message })
   close(id, state, seq, payload, { 'code', code, 'message', message })
   return state, true
 end

@@ -10,8 +10,9 @@ if state ~= 'done' and state ~= 'failed' then
   return redis.error_reply('ERR state must be done or failed')
 end
 if redis.call('HGET', OWNERS, id) ~= fence then
-  local was, last_fence = unpack(redis.call('HMGET', record_key(id), 'state', 'fence'), 1, 2)
-  if was and TERMINAL[was] and last_fence == fence then return { 'DUP', was } end
+  local was, attempts, created = unpack(
+    redis.call('HMGET', record_key(id), 'state', 'attempts', 'created'), 1, 3)
+  if was and TERMINAL[was] and fence_of(attempts, created) == fence then return { 'DUP', was } end
   return { 'LOST', was or '' }
 end
 local stored = redis.call('XLEN', log_key(id))

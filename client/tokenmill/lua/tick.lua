@@ -1,6 +1,6 @@
 -- Maintenance: due retries, deadlines, lost workers, lag, leftovers. Any worker, at any time.
 --
--- ARGV  options{lease_ms, max_strikes, max_fence, max_deliveries, backoff_ms, jitter (0..1, drawn
+-- ARGV  options{lease_ms, max_strikes, max_attempts, max_deliveries, backoff_ms, jitter (0..1, drawn
 --       by the caller), limit, retention_ms, window, tidy_ms, dead_letters,
 --       dead_letter_ms, dead_letter_bodies, publish}
 -- Reply JSON: how many were promoted, expired, vanished, redelivered, requeued, dead, recovered;
@@ -11,7 +11,6 @@
 -- Blame by progress: an attempt that published a token clears the strikes, so the neighbours of a
 -- request that kills its worker are not given up with it.
 
-local MAINTENANCE = prefix .. 'mt'
 local READY_CLASSES = { 'r', '0', '1', '2' }
 local limit = int(options.limit)
 local time = now_ms()
@@ -20,10 +19,10 @@ local report = { promoted = 0, expired = 0, vanished = 0, redelivered = 0, reque
 
 local function count(what) report[what] = report[what] + 1 end
 
-local function bury(id, tenant, why, fence, worker, body)
+local function bury(id, tenant, why, attempts, worker, body)
   if not options.dead_letter_bodies then body = '' end
   redis.call('XADD', DEAD_LETTERS, 'MAXLEN', '~', int(options.dead_letters), '*', 'id', id,
-    'tenant', tenant, 'why', why, 'fence', fence, 'worker', worker, 'body', body)
+    'tenant', tenant, 'why', why, 'attempts', attempts, 'worker', worker, 'body', body)
   count('dead')
 end
 
@@ -102,7 +101,7 @@ end
 -- Read, but the reader died before leasing it.
 local function redeliver(id, ready, entry, consumer, record)
   if redis.call('HINCRBY', record_key(id), 'undelivered', 1) >= options.max_deliveries then
-    bury(id, record.tenant, 'undeliverable', record.fence, consumer, record.body)
+    bury(id, record.tenant, 'undeliverable', record.attempts, consumer, record.body)
     settle(id, 'dead', 'undeliverable', 'read several times, never started')
   else
     drop_read_entry(ready, entry)
@@ -119,10 +118,10 @@ local function reclaim(id, record)
   redis.call('HSET', record_key(id), 'strikes', int(strikes))
   local why
   if strikes >= options.max_strikes then why = 'worker_crash'
-  elseif tonumber(record.fence) >= options.max_fence then why = 'too_many_attempts' end
+  elseif tonumber(record.attempts) >= options.max_attempts then why = 'too_many_attempts' end
   if why then
-    bury(id, record.tenant, why, record.fence, record.worker, record.body)
-    settle(id, 'dead', why, 'given up after ' .. record.fence .. ' attempts')
+    bury(id, record.tenant, why, record.attempts, record.worker, record.body)
+    settle(id, 'dead', why, 'given up after ' .. record.attempts .. ' attempts')
     return
   end
   local due = 0
