@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .attention import AttentionBackend
+from .attention_backends import choose_backend
 from .checkpoint import LoadedModel, Progress, load_model
 from .config import EngineConfig
 from .errors import ConfigError
@@ -16,7 +17,6 @@ from .kv_cache import allocate_kv_cache, bytes_per_block
 from .long_rope import install_long_rope
 from .model_check import ExactLimits, check_model, max_positions
 from .model_runner import ModelRunner
-from .paged_attention_reference import TorchPagedAttention
 from .probe import ProbeResult, probe
 from .self_test import BLOCK_SIZE, NUM_BLOCKS, self_test
 
@@ -64,10 +64,12 @@ def build_runner(
     report = on_progress or (lambda _: None)
     check_model(loaded.model)
     report("probing the attention layers")
+    probed = probe(loaded.model)
     parts = _Parts(
         loaded=loaded,
-        backend=backend or TorchPagedAttention(),
-        probed=probe(loaded.model),
+        backend=backend
+        or choose_backend(config.attention_backend, probed.specs.values(), loaded.device),
+        probed=probed,
         rope_switch_tokens=install_long_rope(loaded.model),
     )
     limits = _effective_limits(config, loaded)

@@ -1,8 +1,9 @@
-"""The paged attention against a dense reference in float64, over random steps."""
+"""The paged attention of every backend against a dense reference in float64, over random steps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,30 @@ import pytest
 import torch
 
 from support_models import make_step, nan_filled_cache
-from tokenmill_engine.attention import AttentionRule, AttentionSpec, LayerCache
+from tokenmill_engine.attention import (
+    AttentionBackend,
+    AttentionRule,
+    AttentionSpec,
+    LayerCache,
+)
+from tokenmill_engine.kernels.build import KernelUnavailable
+from tokenmill_engine.native_attention import NativePagedAttention
 from tokenmill_engine.paged_attention_plan import PAGES_PER_TILE, ROWS_PER_TILE
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
 from tokenmill_engine.step_inputs import build_step_inputs
+
+MakeBackend = Callable[[AttentionSpec], AttentionBackend]
+
+
+@pytest.fixture(params=["torch", "native"])
+def make_backend(request: pytest.FixtureRequest) -> MakeBackend:
+    if request.param == "torch":
+        return lambda _: TorchPagedAttention()
+    try:
+        NativePagedAttention([])
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    return lambda spec: NativePagedAttention([spec])
 
 
 @dataclass(frozen=True)
@@ -71,11 +92,15 @@ def dense(sequence: Sequence, rule: AttentionRule) -> torch.Tensor:
 
 
 def paged(
-    sequences: list[Sequence], rule: AttentionRule, shape: Shape, seed: int
+    make_backend: MakeBackend,
+    sequences: list[Sequence],
+    rule: AttentionRule,
+    shape: Shape,
+    seed: int,
 ) -> list[torch.Tensor]:
     """Feed the sequences in random chunks, several to a step; scattered blocks, full of NaN."""
     rng = np.random.default_rng(seed)
-    backend = TorchPagedAttention()
+    backend = make_backend(shape.spec)
     num_blocks = sum(s.length // shape.block_size + 1 for s in sequences)
     layer = nan_filled_cache(backend, shape.spec, num_blocks, shape.block_size)
     free = rng.permutation(num_blocks).tolist()
@@ -105,7 +130,7 @@ def one_step(
     sequences: list[Sequence],
     parts: list[tuple[int, int, int]],
     tables: list[list[int]],
-    with_: tuple[TorchPagedAttention, LayerCache, AttentionRule, Shape],
+    with_: tuple[AttentionBackend, LayerCache, AttentionRule, Shape],
 ) -> torch.Tensor:
     backend, layer, rule, shape = with_
     output = make_step((range(end), start, end, tables[i]) for i, start, end in parts)
@@ -156,50 +181,62 @@ def make_rule(shape: Shape, settings: dict[str, object]) -> AttentionRule:
 
 @pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_equals_dense_attention(shape: Shape, settings: dict[str, object]) -> None:
+def test_equals_dense_attention(
+    make_backend: MakeBackend, shape: Shape, settings: dict[str, object]
+) -> None:
     rule = make_rule(shape, settings)
     sequences = sequences_of(shape, (1, 5, 33, 70), seed=len(settings))
-    for got, sequence in zip(paged(sequences, rule, shape, seed=3), sequences, strict=True):
+    for got, sequence in zip(
+        paged(make_backend, sequences, rule, shape, seed=3), sequences, strict=True
+    ):
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"window": 150}, {"softcap": 2.0, "sinks": True}])
-def test_more_rows_and_blocks_than_one_tile(settings: dict[str, object]) -> None:
+def test_more_rows_and_blocks_than_one_tile(
+    make_backend: MakeBackend, settings: dict[str, object]
+) -> None:
     shape = Shape(block_size=1)
     lengths = (3 * ROWS_PER_TILE + 5, *[60] * (PAGES_PER_TILE // 50))
     rule = make_rule(shape, settings)
     sequences = sequences_of(shape, lengths, seed=1)
-    for got, sequence in zip(paged(sequences, rule, shape, seed=1), sequences, strict=True):
+    for got, sequence in zip(
+        paged(make_backend, sequences, rule, shape, seed=1), sequences, strict=True
+    ):
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"window": 7, "sinks": True}])
-def test_bfloat16_is_as_close_as_its_rounding(settings: dict[str, object]) -> None:
+def test_bfloat16_is_as_close_as_its_rounding(
+    make_backend: MakeBackend, settings: dict[str, object]
+) -> None:
     shape = Shape(dtype=torch.bfloat16, key_dim=64, value_dim=64, block_size=32)
     rule = make_rule(shape, settings)
     sequences = sequences_of(shape, (5, 70, 130), seed=2)
-    for got, sequence in zip(paged(sequences, rule, shape, seed=2), sequences, strict=True):
+    for got, sequence in zip(
+        paged(make_backend, sequences, rule, shape, seed=2), sequences, strict=True
+    ):
         assert got.dtype is torch.bfloat16
         # Inputs are exact here; weights and outputs are rounded to 8 bits.
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=2**-7, atol=2**-7)
 
 
-def test_a_neighbour_full_of_nan_harms_nobody() -> None:
+def test_a_neighbour_full_of_nan_harms_nobody(make_backend: MakeBackend) -> None:
     shape, rule = Shape(), make_rule(Shape(), {})
     sequences = sequences_of(shape, (21, 33, 9), seed=5)
     for tensor in (sequences[0].query, sequences[0].key, sequences[0].value):
         tensor.fill_(float("nan"))
-    results = paged(sequences, rule, shape, seed=5)
+    results = paged(make_backend, sequences, rule, shape, seed=5)
     assert results[0].isnan().all()
     for got, sequence in zip(results[1:], sequences[1:], strict=True):
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
 
 
-def test_a_freed_block_full_of_nan_harms_nobody() -> None:
+def test_a_freed_block_full_of_nan_harms_nobody(make_backend: MakeBackend) -> None:
     """The next owner of a block reads none of the slots that it has not written itself."""
     shape, rule = Shape(), make_rule(Shape(), {})
     (sequence,) = sequences_of(shape, (6,), seed=6)
-    backend = TorchPagedAttention()
+    backend = make_backend(shape.spec)
     layer = nan_filled_cache(backend, shape.spec, 2, shape.block_size)
     rows = [
         one_step([sequence], [(0, position, position + 1)], [[1, 0]], (backend, layer, rule, shape))
@@ -210,7 +247,7 @@ def test_a_freed_block_full_of_nan_harms_nobody() -> None:
     )
 
 
-def test_decode_does_not_depend_on_the_batch() -> None:
+def test_decode_does_not_depend_on_the_batch(make_backend: MakeBackend) -> None:
     """Bit for bit: a row is reduced over its own blocks, in their order."""
     shape, rule = Shape(), make_rule(Shape(), {"window": 50})
     sequences = sequences_of(shape, (70, 33, 5, 64), seed=7)
@@ -218,7 +255,7 @@ def test_decode_does_not_depend_on_the_batch() -> None:
     def last_token_of_the_first(others: list[Sequence]) -> torch.Tensor:
         chosen = [sequences[0], *others]
         tables = [list(range(20 * i, 20 * i + 20)) for i in range(len(chosen))]
-        backend = TorchPagedAttention()
+        backend = make_backend(shape.spec)
         layer = nan_filled_cache(backend, shape.spec, 20 * len(chosen), shape.block_size)
         context = (backend, layer, rule, shape)
         prompts = [(i, 0, s.length - 1) for i, s in enumerate(chosen)]

@@ -27,7 +27,13 @@ from pydantic_settings import (
 from tokenmill import limits
 from tokenmill.errors import ConfigurationError
 from tokenmill.keys import Keyspace
-from tokenmill_engine.config import Device, DType, EngineConfig, SchedulingPolicy
+from tokenmill_engine.config import (
+    AttentionBackendName,
+    Device,
+    DType,
+    EngineConfig,
+    SchedulingPolicy,
+)
 from tokenmill_engine.errors import ConfigError
 
 from .config_file import read_config_file
@@ -171,6 +177,9 @@ class Settings(BaseSettings):
         False, description="Run Python code that comes with the model. Read it first."
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs.")
+    attention_backend: AttentionBackendName = Field(
+        "auto", description="native: our kernel for CPUs; torch: plain torch; auto: the best here."
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; torch's choice if unset.")
     skip_self_test: bool = Field(False, description="Skip the numeric check of the loaded model.")
 

@@ -1,0 +1,1 @@
+"""Native kernels: C++ sources that are compiled on the machine that runs them."""

@@ -1,0 +1,131 @@
+"""Paged attention on a CPU by the native kernel in `kernels/paged_attention.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
+from .kernels.build import KernelUnavailable, load_kernel
+
+#: What the kernel computes in float32 from.
+DTYPES = (torch.float32, torch.bfloat16)
+
+_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Step(ctypes.Structure):
+    """`struct Step` of the source."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("num_rows", "num_seqs", "block_size")),
+        *((name, _POINTER) for name in ("cu_rows", "kv_lens", "block_ids", "cu_blocks")),
+        *((name, _POINTER) for name in ("slot_blocks", "slot_offsets")),
+    )
+
+
+class _Call(ctypes.Structure):
+    """`struct Call` of the source."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("query", "key", "value", "output")),
+        *((name, _POINTER) for name in ("key_cache", "value_cache", "sinks")),
+        *((name, _INT) for name in ("query_row", "query_head", "key_row", "key_head")),
+        *((name, _INT) for name in ("value_row", "value_head", "num_heads", "num_kv_heads")),
+        *((name, _INT) for name in ("key_dim", "value_dim", "window", "chunk")),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
+    )
+
+
+class NativePagedAttention:
+    """`AttentionBackend` with K as `[block, Hkv, D, slot]` and V as `[block, Hkv, slot, Dv]`.
+
+    Raises KernelUnavailable where the kernel cannot be built or does not know a type of `specs`.
+    """
+
+    def __init__(self, specs: Iterable[AttentionSpec]) -> None:
+        for spec in specs:
+            if spec.dtype not in DTYPES:
+                raise KernelUnavailable(f"the kernel does not compute in {spec.dtype}")
+        self._kernel = load_kernel("paged_attention").tokenmill_write_and_attend
+        self._kernel.restype = None
+        self._kernel.argtypes = (ctypes.POINTER(_Step), ctypes.POINTER(_Call))
+        self._meta: AttentionMetadata | None = None  # the step that `_step` describes
+        self._step = _Step()
+
+    def cache_shapes(
+        self, spec: AttentionSpec, num_blocks: int, block_size: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        head = (num_blocks, spec.num_kv_heads)
+        return (*head, spec.key_dim, block_size), (*head, block_size, spec.value_dim)
+
+    def write_and_attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: LayerCache,
+        meta: AttentionMetadata,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.write_and_attend`."""
+        if meta is not self._meta:
+            self._meta, self._step = meta, _describe(meta, len(query))
+        query, key, value = map(_dense_last, (query, key, value))
+        output = query.new_empty(len(query), query.shape[1], value.shape[-1])
+        sinks = None if rule.sinks is None else rule.sinks.detach().float().contiguous()
+        call = _Call(
+            query=query.data_ptr(),
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            output=output.data_ptr(),
+            key_cache=layer.key.data_ptr(),
+            value_cache=layer.value.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            query_row=query.stride(0),
+            query_head=query.stride(1),
+            key_row=key.stride(0),
+            key_head=key.stride(1),
+            value_row=value.stride(0),
+            value_head=value.stride(1),
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_dim=key.shape[2],
+            value_dim=value.shape[2],
+            window=rule.window or 0,
+            chunk=rule.chunk or 0,
+            scaling=rule.scaling,
+            softcap=rule.softcap or 0.0,
+            is_bfloat16=query.dtype == torch.bfloat16,
+            num_threads=torch.get_num_threads(),
+        )
+        self._kernel(self._step, call)  # without the GIL: others may publish meanwhile
+        return output
+
+
+def _describe(meta: AttentionMetadata, num_rows: int) -> _Step:
+    """Pointers into arrays that live as long as `meta`, which the backend holds."""
+    return _Step(
+        num_rows=num_rows,
+        num_seqs=len(meta.kv_lens),
+        block_size=meta.block_size,
+        cu_rows=_address(meta.cu_rows),
+        kv_lens=_address(meta.kv_lens),
+        block_ids=_address(meta.block_ids),
+        cu_blocks=_address(meta.cu_blocks),
+        slot_blocks=meta.slot_blocks.data_ptr(),
+        slot_offsets=meta.slot_offsets.data_ptr(),
+    )
+
+
+def _address(array: NDArray[np.int64]) -> int:
+    return int(array.ctypes.data)
+
+
+def _dense_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

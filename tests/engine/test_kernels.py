@@ -1,0 +1,110 @@
+"""Building the native kernels, and what happens where that is impossible."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmill_engine.attention import AttentionSpec
+from tokenmill_engine.attention_backends import choose_backend
+from tokenmill_engine.config import EngineConfig
+from tokenmill_engine.errors import ConfigError
+from tokenmill_engine.kernels import build
+from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
+from tokenmill_engine.native_attention import NativePagedAttention
+from tokenmill_engine.paged_attention_reference import TorchPagedAttention
+
+CPU = torch.device("cpu")
+NAME = "paged_attention"
+
+
+def spec(dtype: torch.dtype = torch.float32) -> AttentionSpec:
+    return AttentionSpec(None, None, 1, 8, 8, dtype)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache; what other tests loaded is forgotten for a while."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_kernel.cache_clear()
+    yield tmp_path / "tokenmill" / "kernels"
+    load_kernel.cache_clear()
+
+
+@pytest.fixture
+def no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+
+
+def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        load_kernel(NAME)
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    (library,) = cache.iterdir()
+    made = library.stat().st_mtime_ns
+    load_kernel.cache_clear()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
+    load_kernel(NAME)
+    assert library.stat().st_mtime_ns == made
+
+
+def test_another_source_is_another_library(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "kernel.cpp"
+    keys = set()
+    for text in ("int one;", "int two;"):
+        source.write_text(text)
+        keys.add(build._key(source, "c++"))
+    monkeypatch.setattr(build, "_processor", lambda: "another processor")
+    keys.add(build._key(source, "c++"))
+    assert len(keys) == 3
+
+
+def test_a_source_that_does_not_compile_is_told_and_leaves_nothing(
+    cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.cpp").write_text("this is not C++")
+    with pytest.raises(KernelUnavailable, match=r"broken\.cpp"):
+        build._compile(tmp_path / "broken.cpp", "c++", cache / "broken.so")
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_torch_does_it_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        backend = choose_backend("auto", [spec()], CPU)
+    assert isinstance(backend, TorchPagedAttention)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "install g++" in record.message
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_native_without_a_compiler_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attention_backend: no C\\+\\+ compiler"):
+        choose_backend("native", [spec()], CPU)
+
+
+def test_a_type_that_the_kernel_does_not_know_is_left_to_torch() -> None:
+    assert isinstance(choose_backend("auto", [spec(torch.float16)], CPU), TorchPagedAttention)
+    with pytest.raises(ConfigError, match="float16"):
+        choose_backend("native", [spec(), spec(torch.float16)], CPU)
+
+
+def test_the_choice_is_respected() -> None:
+    assert isinstance(choose_backend("torch", [spec()], CPU), TorchPagedAttention)
+    try:
+        NativePagedAttention([])
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    assert isinstance(choose_backend("auto", [spec()], CPU), NativePagedAttention)
+    with pytest.raises(ConfigError, match="attention_backend"):
+        EngineConfig(model="m", attention_backend="cuda")  # type: ignore[arg-type]
