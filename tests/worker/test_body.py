@@ -82,6 +82,8 @@ def test_what_is_no_request_is_refused(text: str) -> None:
         ({"meta": [1]}, "meta"),
         ({"meta": {"a": "x" * limits.MAX_META_BYTES}}, "meta"),
         ({"meta": {"a": "\ud800"}}, "meta"),
+        ({"meta": {"a": 2**64}}, "meta"),
+        ({"chat_template_kwargs": {"a": ["\ud800"]}}, "chat_template_kwargs"),
         ({"prompt": None, "messages": [{"role": SECRET, "content": "x"}]}, "messages.0"),
         ({"prompt": None, "messages": [{"role": "user", "content": "x", SECRET: 1}]}, "messages.0"),
     ],
@@ -93,6 +95,13 @@ def test_a_wrong_field_is_named_without_its_value(fields: dict[str, object], fie
     assert refused.value.field == field
     assert SECRET not in str(refused.value)
     assert refused.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("field", ["meta", "chat_template_kwargs"])
+def test_a_number_beyond_all_bounds_is_refused(field: str) -> None:
+    """Echoed, it would be `Infinity`, which only Python takes for JSON."""
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+        parse_body(f'{{"prompt":"x","{field}":{{"a":[1e999]}}}}')
 
 
 def test_an_unknown_parameter_is_refused_with_the_list() -> None:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tokenmill import limits
+from tokenmill._validation import check_json
 from tokenmill.errors import InvalidRequest, RequestTooLarge, UnsupportedParameter
 from tokenmill.protocol import GenerateRequest
 
@@ -34,7 +35,7 @@ def parse_body(body: str) -> GenerateRequest:
         raise InvalidRequest("body", "takes too much memory to read") from None
     except ValueError:  # no JSON, or a number of thousands of digits
         raise InvalidRequest("body", "must be a JSON object") from None
-    _check_meta(request)
+    _check_free_json(request)
     return request
 
 
@@ -61,14 +62,14 @@ def _children(item: Any) -> list[Any]:
     return item if isinstance(item, list) else []
 
 
-def _check_meta(request: GenerateRequest) -> None:
+def _check_free_json(request: GenerateRequest) -> None:
+    """What the wire does not describe must still be JSON that every language can read: Python's
+    own parser lets infinity (`1e999`) and halves of surrogate pairs through."""
+    check_json("chat_template_kwargs", request.chat_template_kwargs)
     if request.meta is None:
         return
-    try:
-        size = len(json.dumps(request.meta, ensure_ascii=False).encode())
-    except UnicodeEncodeError:
-        raise InvalidRequest("meta", "must hold valid Unicode") from None
-    if size > limits.MAX_META_BYTES:
+    check_json("meta", request.meta)
+    if len(json.dumps(request.meta, ensure_ascii=False).encode()) > limits.MAX_META_BYTES:
         raise InvalidRequest("meta", f"must be at most {limits.MAX_META_BYTES} bytes of JSON")
 
 
