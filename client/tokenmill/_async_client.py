@@ -38,6 +38,7 @@ class AsyncClient:
         connect_timeout_s: float = 2.0,
         retry_for_s: float = 10.0,
         resubmit: bool = False,
+        insecure: bool = False,
         policy: QueuePolicy | None = None,
         redis: Redis | None = None,
     ) -> None:
@@ -50,6 +51,7 @@ class AsyncClient:
             connect_timeout_s=connect_timeout_s,
             retry_for_s=retry_for_s,
             resubmit=resubmit,
+            insecure=insecure,
             policy=policy,
         )
         self._link = AsyncLink(options, redis)

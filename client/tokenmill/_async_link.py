@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._async_listener import AsyncListener
 from ._base import (
@@ -19,12 +19,14 @@ from ._base import (
 )
 from ._cancellation import keep_cancellation
 from ._explain import Explanation, Surroundings, explain
-from ._redis import aconnect
+from ._partitions import Partition, Partitions
+from ._redis import aconnect, is_cluster
 from ._redis_errors import RetryPolicy, aretry
 from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
 from .errors import ConfigurationError, TokenmillError, UnknownRequest
+from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
 from .scripts import arun
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 T = TypeVar("T")
+AsyncHome: TypeAlias = "Partition[Redis, AsyncListener]"
 
 
 class AsyncLink(BaseLink):
@@ -40,32 +43,51 @@ class AsyncLink(BaseLink):
 
     def __init__(self, options: ClientOptions, given: Redis | None) -> None:
         super().__init__(options, given)
-        self._redis: Redis = given or aconnect(options.url, options.redis)
-        self.listener = AsyncListener(self._redis, self.keys.channel(""))
+        self._partitions: Partitions[Redis, AsyncListener] = Partitions(
+            self.keys,
+            self.policy,
+            is_cluster=given is None and is_cluster(options.url),
+            connect=lambda slot: given or aconnect(options.url, options.redis, slot=slot),
+            listen=AsyncListener,
+        )
+        self._partitions.client_of(self.keys.slot)  # refuses a wrong URL now
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def home(self, request_id: str) -> AsyncHome:
+        """The partition that a request lives in."""
+        await self._count_partitions()
+        return self._partitions.home_of(request_id)
+
+    async def partitions(self) -> list[AsyncHome]:
+        """All partitions of the pool."""
+        await self._count_partitions()
+        return self._partitions.all()
 
     async def enqueue(self, submission: Submission) -> EnqueueReply:
         """Put a request into the queue; raises when it is refused."""
-        call = self._enqueue_call(submission)
-        reply = await self._call(lambda: arun(self._redis, call))
+        home = await self.home(submission.request_id)
+        call = self._enqueue_call(home.calls, submission)
+        reply = await self._call(lambda: arun(home.redis, call))
         accepted(submission, reply)
         return reply
 
     async def read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:
         """What `action` asks for."""
+        home = await self.home(request_id)
 
         async def read() -> Any:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hmget(self.keys.record(request_id), list(HEAD_FIELDS))
-            pipeline.xrange(self.keys.log(request_id), min=log_range(action), count=action.count)
+            pipeline = home.redis.pipeline(transaction=False)
+            pipeline.hmget(home.keys.record(request_id), list(HEAD_FIELDS))
+            pipeline.xrange(home.keys.log(request_id), min=log_range(action), count=action.count)
             return await pipeline.execute()
 
         return parse_read(await self._call(read))
 
     async def record(self, request_id: str) -> Record:
         """Raises `UnknownRequest` if there is none."""
-        key = self.keys.record(request_id)
-        values: Any = await self._call(lambda: self._redis.hmget(key, list(RECORD_FIELDS)))
+        home = await self.home(request_id)
+        key = home.keys.record(request_id)
+        values: Any = await self._call(lambda: home.redis.hmget(key, list(RECORD_FIELDS)))
         record = Record.parse(values)
         if record is None:
             raise UnknownRequest(f"no request {request_id}")
@@ -74,28 +96,31 @@ class AsyncLink(BaseLink):
     async def explain(self, request_id: str) -> Explanation:
         """Raises `UnknownRequest` if there is no such request."""
         status = Status.of(request_id, await self.record(request_id))
+        home = await self.home(request_id)
 
         async def read() -> Surroundings:
-            pipeline = self._redis.pipeline(transaction=False)
-            Surroundings.ask(pipeline, self.keys, status)
+            pipeline = home.redis.pipeline(transaction=False)
+            Surroundings.ask(pipeline, home.keys, status)
             replies = await pipeline.execute(raise_on_error=False)
-            return Surroundings.parse(replies, self.calls.policy.lease_ms)
+            return Surroundings.parse(replies, self.policy.lease_ms)
 
         return explain(status, await self._call(read))
 
     async def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""
-        call = self.calls.cancel(request_id)
-        reply = await self._call(lambda: arun(self._redis, call))
+        home = await self.home(request_id)
+        call = home.calls.cancel(request_id)
+        reply = await self._call(lambda: arun(home.redis, call))
         if reply.state is None:
             raise UnknownRequest(f"no request {request_id}")
         return reply.cancelled
 
     async def give_up(self, request_id: str) -> None:
         """Cancel without complaints, and without waiting for a Redis that is away."""
-        call = self.calls.cancel(request_id)
+        home = self._partitions.home_of(request_id)
+        call = home.calls.cancel(request_id)
         with contextlib.suppress(TokenmillError):
-            await aretry(lambda: arun(self._redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
+            await aretry(lambda: arun(home.redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
 
     def check_usable(self) -> None:
         if self.closed:
@@ -112,9 +137,11 @@ class AsyncLink(BaseLink):
         if self.closed:
             return
         self.closed = True
-        await self.listener.aclose()
+        for listener in self._partitions.listeners():
+            await listener.aclose()
         if self._owns_redis:
-            await self._redis.aclose()
+            for client in self._partitions.clients():
+                await client.aclose()
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
@@ -122,3 +149,11 @@ class AsyncLink(BaseLink):
         reply = await keep_cancellation(attempt)
         self._reached = True
         return reply
+
+    async def _count_partitions(self) -> None:
+        """Until a worker has said how many there are, every call asks again."""
+        self.check_usable()
+        if not self._partitions.is_counted:
+            redis = self._partitions.client_of(self.keys.meta_slot)
+            ask: Any = lambda: redis.hget(self.keys.meta, PARTITIONS_FIELD)  # noqa: E731
+            self._partitions.learn(await self._call(ask))

@@ -1,4 +1,4 @@
-"""One Pub/Sub connection and one task for all streams of an `AsyncClient`."""
+"""One Pub/Sub connection and one task for the streams of an `AsyncClient` (cluster: of a slot)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._cancellation import keep_cancellation
 from ._mailbox import AsyncMailbox
-from ._subscribers import CONNECTION_ERRORS, READ_TIMEOUT_S, Outage, Pulse, Subscribers
+from ._subscribers import (
+    CONNECTION_ERRORS,
+    READ_TIMEOUT_S,
+    Outage,
+    Pulse,
+    Subscribers,
+    open_pubsub,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -23,12 +30,14 @@ class AsyncListener:
 
     After any error it makes a new connection and subscribes anew, and each confirmation tells the
     mailboxes that messages may be missing. While Redis is away, streams live on reading the log.
+    `sharded` channels are those of a cluster.
     """
 
-    def __init__(self, redis: Redis, anchor: str) -> None:
+    def __init__(self, redis: Redis, anchor: str, sharded: bool = False) -> None:
         self._redis = redis
         self._anchor = anchor  # never published to: keeps the connection in subscriber mode
-        self._subscribers = Subscribers()
+        self._sharded = sharded
+        self._subscribers = Subscribers(anchor)
         self._left: deque[tuple[str, AsyncMailbox]] = deque()  # mailboxes whose streams are over
         self._pubsub: Any = None  # redis-py's PubSub is untyped
         self._sending = asyncio.Lock()
@@ -91,7 +100,7 @@ class AsyncListener:
 
     async def _listen(self) -> None:
         """Read until an error."""
-        pubsub: Any = self._redis.pubsub()
+        pubsub = open_pubsub(self._redis, sharded=self._sharded)
         try:
             channels = self._subscribers.channels()
             await pubsub.subscribe(self._anchor, *channels)

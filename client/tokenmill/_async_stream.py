@@ -14,7 +14,7 @@ from .errors import UnknownRequest
 from .protocol import Completion, Event
 
 if TYPE_CHECKING:
-    from ._async_link import AsyncLink
+    from ._async_link import AsyncHome, AsyncLink
 
 
 class AsyncTokenStream(StreamBase):
@@ -30,6 +30,7 @@ class AsyncTokenStream(StreamBase):
         super().__init__(plan)
         self._link = link
         self._mailbox: AsyncMailbox | None = None
+        self._home: AsyncHome | None = None
 
     async def __aenter__(self) -> Self:
         self._managed = True
@@ -82,16 +83,12 @@ class AsyncTokenStream(StreamBase):
     async def aclose(self) -> None:
         """Stop listening; cancel the request if this stream submitted it and it did not end."""
         mailbox, self._mailbox = self._mailbox, None
-        if mailbox is not None:
+        if mailbox is not None and self._home is not None:
             self._left_in_order()
-            await self._link.listener.unsubscribe(self._channel, mailbox)
+            await self._home.listener.unsubscribe(self._home.keys.channel(self.id), mailbox)
         if self._must_cancel and not self._link.closed:
             self._owned = False
             await self._link.give_up(self.id)
-
-    @property
-    def _channel(self) -> str:
-        return self._link.keys.channel(self.id)
 
     async def _texts(self) -> AsyncGenerator[str, None]:
         async with aclosing(self.events()) as events:
@@ -104,14 +101,15 @@ class AsyncTokenStream(StreamBase):
     async def _open(self) -> None:
         if self._mailbox is not None or self.finished:
             return
-        self._link.check_usable()
+        home = self._home = await self._link.home(self.id)
         self._start_clock()
-        mailbox = self._mailbox = AsyncMailbox()
-        self._free_when_forgotten(self._link.listener.abandon, self._channel, mailbox)
+        mailbox, channel = AsyncMailbox(), home.keys.channel(self.id)
+        self._mailbox = mailbox
+        self._free_when_forgotten(home.listener.abandon, channel, mailbox)
         submission = None if self._enqueued else self._plan.submission
         try:
             # First listen, then enqueue: what comes before the confirmation is in the log.
-            await self._link.listener.subscribe(self._channel, mailbox)
+            await home.listener.subscribe(channel, mailbox)
             if submission is None:
                 self._state.catch_up()  # there may be something to read: do not wait to be told
                 return

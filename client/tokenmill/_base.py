@@ -39,6 +39,7 @@ class ClientOptions:
     connect_timeout_s: float
     retry_for_s: float
     resubmit: bool
+    insecure: bool
     policy: QueuePolicy | None
 
     @property
@@ -47,6 +48,7 @@ class ClientOptions:
             socket_timeout_s=self.timeout_s,
             connect_timeout_s=self.connect_timeout_s,
             client_name="tokenmill-client",
+            insecure=self.insecure or None,  # None: the environment may allow it
         )
 
 
@@ -61,9 +63,7 @@ class BaseLink:
             raise ConfigurationError("redis: build the client with decode_responses=True")
         self.options = options
         self.keys = Keyspace(options.namespace, options.pool)
-        self.calls = QueueCalls(self.keys, options.policy)
-        if self.calls.policy.publish != "PUBLISH":
-            raise ConfigurationError("policy.publish: the client supports PUBLISH only")
+        self.policy = options.policy or QueuePolicy()
         self.closed = False
         self._url = "the given client" if given is not None else redis_url(options.url)
         self._owns_redis = given is None
@@ -71,15 +71,15 @@ class BaseLink:
 
     def build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
         """Validate a request; see `_requests.build`."""
-        deadline_s = self.calls.policy.deadline_ms / 1000
+        deadline_s = self.policy.deadline_ms / 1000
         return build(prompt, params, {"tenant": self.options.tenant, "deadline_s": deadline_s})
 
     def _retry_policy(self) -> RetryPolicy:
         timeout_s = self.options.retry_for_s
         return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
 
-    def _enqueue_call(self, submission: Submission) -> ScriptCall[EnqueueReply]:
-        return self.calls.enqueue(
+    def _enqueue_call(self, calls: QueueCalls, submission: Submission) -> ScriptCall[EnqueueReply]:
+        return calls.enqueue(
             submission.request_id,
             body=submission.body,
             tenant=submission.tenant,

@@ -31,7 +31,8 @@ class Client:
             print(client.generate("Once upon a time", max_tokens=32).text)
 
     Args:
-        url: redis://, rediss:// or unix://. Default: TOKENMILL_REDIS_URL, REDIS_URL, localhost.
+        url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://, see
+            docs/deployment.md. Default: TOKENMILL_REDIS_URL, REDIS_URL, localhost.
         namespace: the first part of every key.
         pool: the workers to ask: all of one pool serve the same model.
         tenant: whose share of the queue requests count against.
@@ -40,6 +41,7 @@ class Client:
         retry_for_s: how long a call tries again while Redis is away. A Redis that never answered
             is given up after a second.
         resubmit: whether a stream enqueues its request again when Redis has lost it.
+        insecure: whether a public host may be talked to without verified TLS.
         policy: limits of the queue, if they are not the default ones.
         redis: a redis-py client with `decode_responses=True`, instead of `url`; stays open.
 
@@ -58,6 +60,7 @@ class Client:
         connect_timeout_s: float = 2.0,
         retry_for_s: float = 10.0,
         resubmit: bool = False,
+        insecure: bool = False,
         policy: QueuePolicy | None = None,
         redis: Redis | None = None,
     ) -> None:
@@ -70,6 +73,7 @@ class Client:
             connect_timeout_s=connect_timeout_s,
             retry_for_s=retry_for_s,
             resubmit=resubmit,
+            insecure=insecure,
             policy=policy,
         )
         self._link = Link(options, redis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._base import (
     FIRST_CONTACT_S,
@@ -18,12 +18,14 @@ from ._base import (
 )
 from ._explain import Explanation, Surroundings, explain
 from ._listener import Listener
-from ._redis import connect
+from ._partitions import Partition, Partitions
+from ._redis import connect, is_cluster
 from ._redis_errors import RetryPolicy, retry
 from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
 from .errors import TokenmillError, UnknownRequest
+from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
 from .scripts import run
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
 T = TypeVar("T")
+Home: TypeAlias = "Partition[Redis, Listener]"
 
 
 class Link(BaseLink):
@@ -39,31 +42,51 @@ class Link(BaseLink):
 
     def __init__(self, options: ClientOptions, given: Redis | None) -> None:
         super().__init__(options, given)
-        self._redis: Redis = given or connect(options.url, options.redis)
-        self._listen()
+        self._pid = os.getpid()
+        self._partitions: Partitions[Redis, Listener] = Partitions(
+            self.keys,
+            self.policy,
+            is_cluster=given is None and is_cluster(options.url),
+            connect=lambda slot: given or connect(options.url, options.redis, slot=slot),
+            listen=Listener,
+        )
+        self._partitions.client_of(self.keys.slot)  # refuses a wrong URL now
+
+    def home(self, request_id: str) -> Home:
+        """The partition that a request lives in."""
+        self._count_partitions()
+        return self._partitions.home_of(request_id)
+
+    def partitions(self) -> list[Home]:
+        """All partitions of the pool."""
+        self._count_partitions()
+        return self._partitions.all()
 
     def enqueue(self, submission: Submission) -> EnqueueReply:
         """Put a request into the queue; raises when it is refused."""
-        call = self._enqueue_call(submission)
-        reply = self._call(lambda: run(self._redis, call))
+        home = self.home(submission.request_id)
+        call = self._enqueue_call(home.calls, submission)
+        reply = self._call(lambda: run(home.redis, call))
         accepted(submission, reply)
         return reply
 
     def read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:
         """What `action` asks for."""
+        home = self.home(request_id)
 
         def read() -> Any:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hmget(self.keys.record(request_id), list(HEAD_FIELDS))
-            pipeline.xrange(self.keys.log(request_id), min=log_range(action), count=action.count)
+            pipeline = home.redis.pipeline(transaction=False)
+            pipeline.hmget(home.keys.record(request_id), list(HEAD_FIELDS))
+            pipeline.xrange(home.keys.log(request_id), min=log_range(action), count=action.count)
             return pipeline.execute()
 
         return parse_read(self._call(read))
 
     def record(self, request_id: str) -> Record:
         """Raises `UnknownRequest` if there is none."""
-        key = self.keys.record(request_id)
-        values: Any = self._call(lambda: self._redis.hmget(key, list(RECORD_FIELDS)))
+        home = self.home(request_id)
+        key = home.keys.record(request_id)
+        values: Any = self._call(lambda: home.redis.hmget(key, list(RECORD_FIELDS)))
         record = Record.parse(values)
         if record is None:
             raise UnknownRequest(f"no request {request_id}")
@@ -72,43 +95,49 @@ class Link(BaseLink):
     def explain(self, request_id: str) -> Explanation:
         """Raises `UnknownRequest` if there is no such request."""
         status = Status.of(request_id, self.record(request_id))
+        home = self.home(request_id)
 
         def read() -> Surroundings:
-            pipeline = self._redis.pipeline(transaction=False)
-            Surroundings.ask(pipeline, self.keys, status)
+            pipeline = home.redis.pipeline(transaction=False)
+            Surroundings.ask(pipeline, home.keys, status)
             replies = pipeline.execute(raise_on_error=False)
-            return Surroundings.parse(replies, self.calls.policy.lease_ms)
+            return Surroundings.parse(replies, self.policy.lease_ms)
 
         return explain(status, self._call(read))
 
     def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""
-        call = self.calls.cancel(request_id)
-        reply = self._call(lambda: run(self._redis, call))
+        home = self.home(request_id)
+        call = home.calls.cancel(request_id)
+        reply = self._call(lambda: run(home.redis, call))
         if reply.state is None:
             raise UnknownRequest(f"no request {request_id}")
         return reply.cancelled
 
     def give_up(self, request_id: str) -> None:
         """Cancel without complaints, and without waiting for a Redis that is away."""
-        call = self.calls.cancel(request_id)
+        home = self._partitions.home_of(request_id)
+        call = home.calls.cancel(request_id)
         with contextlib.suppress(TokenmillError):
-            retry(lambda: run(self._redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
+            retry(lambda: run(home.redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
 
     def check_usable(self) -> None:
         if self.closed:
             raise RuntimeError("the client is closed")
         if self._pid != os.getpid():
-            self._listen()  # forked: threads stay behind, and redis-py renews its connections
+            self._pid = os.getpid()
+            self._partitions.forget_listeners()  # forked; redis-py renews its connections
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         if self._pid == os.getpid():
-            self.listener.close(self.options.timeout_s)
+            for listener in self._partitions.listeners():
+                listener.close(self.options.timeout_s)
         if self._owns_redis:
-            self._redis.close()
+            for client in self._partitions.clients():
+                client.close()
 
     def _call(self, operation: Callable[[], T]) -> T:
         self.check_usable()
@@ -116,6 +145,10 @@ class Link(BaseLink):
         self._reached = True
         return reply
 
-    def _listen(self) -> None:
-        self._pid = os.getpid()
-        self.listener = Listener(self._redis, self.keys.channel(""))
+    def _count_partitions(self) -> None:
+        """Until a worker has said how many there are, every call asks again."""
+        self.check_usable()
+        if not self._partitions.is_counted:
+            redis = self._partitions.client_of(self.keys.meta_slot)
+            field: Any = self._call(lambda: redis.hget(self.keys.meta, PARTITIONS_FIELD))
+            self._partitions.learn(field)

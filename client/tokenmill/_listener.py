@@ -1,4 +1,4 @@
-"""One Pub/Sub connection and one thread for all streams of a `Client`."""
+"""One Pub/Sub connection and one thread for the streams of a `Client` (cluster: of a slot)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ._mailbox import Mailbox
-from ._subscribers import CONNECTION_ERRORS, READ_TIMEOUT_S, Outage, Pulse, Subscribers
+from ._subscribers import (
+    CONNECTION_ERRORS,
+    READ_TIMEOUT_S,
+    Outage,
+    Pulse,
+    Subscribers,
+    open_pubsub,
+)
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -22,13 +29,15 @@ class Listener:
 
     After any error it makes a new connection and subscribes anew, and each confirmation tells the
     mailboxes that messages may be missing. While Redis is away, streams live on reading the log.
+    `sharded` channels are those of a cluster.
     """
 
-    def __init__(self, redis: Redis, anchor: str) -> None:
+    def __init__(self, redis: Redis, anchor: str, sharded: bool = False) -> None:
         self._redis = redis
         self._anchor = anchor  # never published to: keeps the connection in subscriber mode
+        self._sharded = sharded
         self._lock = threading.Lock()
-        self._subscribers = Subscribers()
+        self._subscribers = Subscribers(anchor)
         self._left: deque[tuple[str, Mailbox]] = deque()  # mailboxes whose streams are over
         self._pubsub: Any = None  # redis-py's PubSub is untyped; only the thread reads from it
         self._outage = Outage()
@@ -98,8 +107,7 @@ class Listener:
 
     def _listen(self) -> None:
         """Read until an error, or until closed."""
-        redis: Any = self._redis  # its pubsub() is untyped
-        pubsub = redis.pubsub()
+        pubsub = open_pubsub(self._redis, sharded=self._sharded)
         try:
             with self._lock:
                 channels = self._subscribers.channels()

@@ -15,7 +15,7 @@ from .errors import ConfigurationError, UnknownRequest
 from .protocol import Completion, Event
 
 if TYPE_CHECKING:
-    from ._link import Link
+    from ._link import Home, Link
 
 
 class TokenStream(StreamBase):
@@ -31,6 +31,7 @@ class TokenStream(StreamBase):
         super().__init__(plan)
         self._link = link
         self._mailbox: Mailbox | None = None
+        self._home: Home | None = None
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
@@ -86,16 +87,12 @@ class TokenStream(StreamBase):
         if self._pid != os.getpid():
             return  # a fork's copy: listening and cancelling are the parent's
         mailbox, self._mailbox = self._mailbox, None
-        if mailbox is not None:
+        if mailbox is not None and self._home is not None:
             self._left_in_order()
-            self._link.listener.unsubscribe(self._channel, mailbox)
+            self._home.listener.unsubscribe(self._home.keys.channel(self.id), mailbox)
         if self._must_cancel and not self._link.closed:
             self._owned = False
             self._link.give_up(self.id)
-
-    @property
-    def _channel(self) -> str:
-        return self._link.keys.channel(self.id)
 
     def _texts(self) -> Generator[str, None, None]:
         with closing(self.events()) as events:
@@ -108,14 +105,15 @@ class TokenStream(StreamBase):
     def _open(self) -> None:
         if self._mailbox is not None or self.finished:
             return
-        self._link.check_usable()
+        home = self._home = self._link.home(self.id)
         self._start_clock()
-        mailbox = self._mailbox = Mailbox()
-        self._free_when_forgotten(self._link.listener.abandon, self._channel, mailbox)
+        mailbox, channel = Mailbox(), home.keys.channel(self.id)
+        self._mailbox = mailbox
+        self._free_when_forgotten(home.listener.abandon, channel, mailbox)
         submission = None if self._enqueued else self._plan.submission
         try:
             # First listen, then enqueue: what comes before the confirmation is in the log.
-            self._link.listener.subscribe(self._channel, mailbox)
+            home.listener.subscribe(channel, mailbox)
             if submission is None:
                 self._state.catch_up()  # there may be something to read: do not wait to be told
                 return

@@ -14,6 +14,10 @@ from ._redis_errors import REDIS_ERRORS, RetryPolicy
 #: What using a connection may raise. redis-py trips over its own closed socket when a connection
 #: is dropped while another thread or task is about to use it: AttributeError and ValueError.
 CONNECTION_ERRORS = (*REDIS_ERRORS, AttributeError, ValueError)
+#: What PubSub calls its messages, for ordinary and for sharded channels.
+_MESSAGE = ("message", "smessage")
+_SUBSCRIBED = ("subscribe", "ssubscribe")
+_UNSUBSCRIBED = ("unsubscribe", "sunsubscribe")
 #: A silent connection is looked after this often.
 READ_TIMEOUT_S = 1.0
 #: Nothing heard for this long: ask whether the connection still lives.
@@ -21,10 +25,31 @@ PING_AFTER_S = 10.0
 PONG_WITHIN_S = 5.0
 
 
-class Subscribers:
-    """Channel → mailboxes, and which channels the server has confirmed."""
+class ShardedPubSub:
+    """redis-py's PubSub, sync or asyncio, with the sharded commands under the plain names."""
 
-    def __init__(self) -> None:
+    def __init__(self, pubsub: Any) -> None:
+        self._pubsub = pubsub
+        self.subscribe = pubsub.ssubscribe
+        self.unsubscribe = pubsub.sunsubscribe
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pubsub, name)
+
+
+def open_pubsub(redis: Any, *, sharded: bool) -> Any:
+    """A PubSub of a sync or asyncio client; all of it is untyped in redis-py."""
+    return ShardedPubSub(redis.pubsub()) if sharded else redis.pubsub()
+
+
+class Subscribers:
+    """Channel → mailboxes, and which channels the server has confirmed.
+
+    `anchor` is a channel that is never given up.
+    """
+
+    def __init__(self, anchor: str) -> None:
+        self._anchor = anchor
         self._mailboxes: dict[str, list[Subscriber]] = {}
         self._confirmed: set[str] = set()
 
@@ -61,15 +86,18 @@ class Subscribers:
                 mailbox.miss()
 
     def dispatch(self, message: dict[str, Any]) -> None:
-        channel = message["channel"]
-        if message["type"] == "message":
+        """Raises `ConnectionError` if another server has the channels by now."""
+        kind, channel = message["type"], message["channel"]
+        if kind in _MESSAGE:
             for mailbox in self._mailboxes.get(channel, ()):
                 mailbox.put(message["data"])
-        elif message["type"] == "subscribe" and channel in self._mailboxes:
+        elif kind in _SUBSCRIBED and channel in self._mailboxes:
             # From here on nothing is missed; what came before is in the log.
             self._confirmed.add(channel)
             for mailbox in self._mailboxes[channel]:
                 mailbox.miss()
+        elif kind in _UNSUBSCRIBED and channel == self._anchor:
+            raise RedisConnectionError("the slot has moved to another server")
 
 
 class Pulse:

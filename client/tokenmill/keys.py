@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
+
+from redis.crc import key_slot
 
 from .errors import ConfigurationError
 
@@ -16,14 +19,25 @@ PRIORITIES = {"high": "0", "normal": "1", "low": "2"}
 #: In the hash of counters, the queued requests of a tenant stand under this and its name.
 TENANT_COUNTER_PREFIX = "t:"
 
+#: Fields of the pool's own hash, `Keyspace.meta`.
+PARTITIONS_FIELD = "partitions"
+PROTOCOL_FIELD = "protocol"
+MAX_PARTITIONS = 1024
+
 _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+
+
+def partition_of(request_id: str, partitions: int) -> int:
+    """Which of a pool's partitions a request lives in; the same for every client, for ever."""
+    return zlib.crc32(request_id.encode()) % partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The keys of one pool of interchangeable workers (same model, same tokenizer).
+    """The keys of one partition of a pool of interchangeable workers (same model, same tokenizer).
 
-    The braces put all keys of a pool into one cluster slot: a script may touch them together.
+    The braces put all keys of a partition into one cluster slot: a script may touch them together.
+    How many partitions there are stands in the hash `tokenmill:{default}:meta`; one without.
     With P = `tokenmill:{default.0}:`
 
     | key                  | type    | content                             | lifetime             |
@@ -31,11 +45,13 @@ class Keyspace:
     | P q:r q:0 q:1 q:2    | stream  | ready entries `{id}`; r = resumed   | until acknowledged   |
     | P r:<id>             | hash    | the request's record                | deadline + retention |
     | P t:<id>             | stream  | event log: id `e-0`, field `d`      | retention            |
+    | P h:<id>             | list    | history: what happened to it, JSON  | as the record        |
     | P c:<id>             | channel | the same events, as they happen     |                      |
     | P own                | hash    | id → fence of its lease             | until the lease ends |
     | P z:dl  P z:delay    | zset    | id → deadline, due time (ms)        | until end, promotion |
     | P b:<class>:<tenant> | list    | ids waiting for the tenant's window | empties itself       |
     | P win                | hash    | `<class>:<tenant>` → ready entries  | field removed at 0   |
+    | P weights            | hash    | tenant → 2 to 100 windows           | until set to 1       |
     | P cnt                | hash    | `queued`, `leased`, `t:<tenant>`    | static               |
     | P mt                 | hash    | bookkeeping of tick                 | static               |
     | P dlq                | stream  | dead letters                        | trimmed              |
@@ -56,6 +72,24 @@ class Keyspace:
     def prefix(self) -> str:
         return f"{self.namespace}:{{{self.pool}.{self.partition}}}:"
 
+    @property
+    def meta(self) -> str:
+        """What holds for the whole pool; in a slot of its own."""
+        return f"{self.namespace}:{{{self.pool}}}:meta"
+
+    @property
+    def slot(self) -> int:
+        """The cluster slot of all keys of this partition."""
+        return key_slot(self.prefix.encode())
+
+    @property
+    def meta_slot(self) -> int:
+        return key_slot(self.meta.encode())
+
+    def partitions(self, count: int) -> tuple[Keyspace, ...]:
+        """The keys of each partition of this pool."""
+        return tuple(replace(self, partition=number) for number in range(count))
+
     def ready(self, ready_class: str) -> str:
         return f"{self.prefix}q:{ready_class}"
 
@@ -69,6 +103,9 @@ class Keyspace:
 
     def log(self, request_id: str) -> str:
         return f"{self.prefix}t:{request_id}"
+
+    def history(self, request_id: str) -> str:
+        return f"{self.prefix}h:{request_id}"
 
     def channel(self, request_id: str) -> str:
         return f"{self.prefix}c:{request_id}"
@@ -96,6 +133,10 @@ class Keyspace:
     @property
     def windows(self) -> str:
         return f"{self.prefix}win"
+
+    @property
+    def weights(self) -> str:
+        return f"{self.prefix}weights"
 
     @property
     def maintenance(self) -> str:

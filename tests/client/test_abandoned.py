@@ -88,7 +88,7 @@ def test_a_stream_may_end_while_its_own_thread_holds_the_listener(
     client: Client, redis_client: redis.Redis
 ) -> None:
     """The garbage collector ends streams wherever the thread happens to be."""
-    listener = client._link.listener
+    listener = client._link._partitions.home_of("x").listener
     with client.stream("x") as stream:
         with listener._lock:
             listener.unsubscribe(client.keys.channel(stream.id), stream._mailbox)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ async def test_a_task_cancelled_while_it_opens_or_closes_leaves_nothing(
 ) -> None:
     """Also when it waits for its turn to speak to Redis, and is cancelled again meanwhile."""
     assert (await async_client.generate("x")).text == TEXT  # there is a connection
-    listener = async_client._link.listener
+    listener = async_client._link._partitions.home_of("x").listener
     async with listener._sending:
         opening = asyncio.create_task(_first(async_client.stream("x")))
         await await_until(lambda: len(listener._subscribers.channels()) == 1)

@@ -205,7 +205,7 @@ async def test_a_full_queue(redis_backend: RedisBackend, keyspace: Keyspace) -> 
 async def test_what_becomes_of_messages_does_not_matter(
     client: AsyncClient, running_worker: FakeWorker, fate: str
 ) -> None:
-    dice, listener = random.Random(7), client._link.listener
+    dice, listener = random.Random(7), client._link._partitions.home_of("x").listener
     deliver, held = listener._subscribers.dispatch, list[dict[str, Any]]()
 
     def unreliable(message: dict[str, Any]) -> None:

@@ -345,7 +345,7 @@ def test_text_that_redis_lost_is_withdrawn(
 def test_what_becomes_of_messages_does_not_matter(
     client: Client, running_worker: FakeWorker, fate: str
 ) -> None:
-    dice, listener = random.Random(7), client._link.listener
+    dice, listener = random.Random(7), client._link._partitions.home_of("x").listener
     deliver, held = listener._subscribers.dispatch, list[dict[str, Any]]()
 
     def unreliable(message: dict[str, Any]) -> None:

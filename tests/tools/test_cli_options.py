@@ -108,6 +108,10 @@ def test_an_unknown_command_is_refused() -> None:
         (["submit", "hi", "--request-id", "a b"], "request_id"),
         (["--namespace", "a:b", "generate", "hi"], "namespace"),
         (["--redis-url", "http://x", "generate", "hi"], "Redis URL"),
+        (["--redis-url", "redis://8.8.8.8", "status", "x"], "--insecure-redis"),
+        (["--redis-url", "redis://:canary@h", "status", "x"], "no password on the command line"),
+        (["status", "--redis-url", "redis://:canary@h", "x"], "no password on the command line"),
+        (["--redis-url", "redis://:canary@h", "worker"], "no password on the command line"),
         (["generate", "hi", "--logit-bias", "5"], "TOKEN_ID=BIAS"),
         (["cancel"], "ID"),
     ],
@@ -118,6 +122,22 @@ def test_wrong_usage_names_what_is_wrong(arguments: list[str], field: str) -> No
     assert done.exit_code == 2
     assert field in done.stderr
     assert "Traceback" not in done.output
+    assert "canary" not in done.output
+
+
+@pytest.mark.parametrize("where", ["flag", "environment"])
+def test_a_public_host_without_tls_has_to_be_wanted(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Here 127.0.0.1 plays the public host, so that the test leaves this machine alone."""
+    monkeypatch.setattr("tokenmill._url.is_private", lambda host: False)
+    flags = ["--insecure-redis"] if where == "flag" else []
+    if where == "environment":
+        monkeypatch.setenv("TOKENMILL_INSECURE_REDIS", "1")
+    done = run("--redis-url", "redis://127.0.0.1:1", *flags, "queue")
+
+    assert done.exit_code == os.EX_UNAVAILABLE
+    assert "cannot be reached" in done.stderr
 
 
 def test_an_empty_stdin_is_no_prompt() -> None:

@@ -16,10 +16,11 @@ from tokenmill.embedded import EmbeddedServer
 from tokenmill_worker.commands.worker import worker
 
 
-def start(*flags: str) -> subprocess.CompletedProcess[str]:
+def start(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tokenmill_worker", *flags],
-        capture_output=True, text=True, timeout=60, env=clean_environment(), check=False,
+        capture_output=True, text=True, timeout=60, env=clean_environment() | environment,
+        check=False,
     )  # fmt: skip
 
 
@@ -34,7 +35,9 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--bogus", "1"], os.EX_CONFIG, "No such option '--bogus'."),
         (["--dtype", "int4"], os.EX_CONFIG, "Invalid value for '--dtype'"),
         (["--lease-ms", "0"], os.EX_CONFIG, "lease_ms: "),
-        (["--redis-url", "redis://u:canary@127.0.0.1:1/0"], os.EX_UNAVAILABLE, "cannot be reached"),
+        (["--redis-url", "redis://127.0.0.1:1/0"], os.EX_UNAVAILABLE, "cannot be reached"),
+        (["--redis-url", "redis://u:canary@h"], os.EX_CONFIG, "no password on the command line"),
+        (["--redis-url", "redis://queue.example.com"], os.EX_CONFIG, "--insecure-redis"),
     ],
 )
 def test_options(
@@ -55,7 +58,8 @@ def test_a_refused_password() -> None:
     with EmbeddedServer(tcp=True) as server:
         with connect(server.url) as admin:
             admin.config_set("requirepass", "right")
-        done = start("--redis-url", server.url.replace("redis://", "redis://:wrong@"))
+        url = server.url.replace("redis://", "redis://:wrong@")
+        done = start(TOKENMILL_REDIS_URL=url)
 
         assert done.returncode == os.EX_CONFIG
         assert "refused the user or the password" in last_line(done)

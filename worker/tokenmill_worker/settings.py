@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -39,6 +37,7 @@ from tokenmill_engine.errors import ConfigError
 from .config_file import read_config_file
 from .errors import SettingsError
 from .model_store import DEFAULT_MODEL
+from .queue_settings import QueueSettings
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ READ_ELSEWHERE = ("IMAGE", "MODEL_DIR", "PEERS_DIR", "REDIS_PORT", "TEST_MODEL",
 BLOCK_MS = 1000
 
 
-class Settings(BaseSettings):
+class Settings(QueueSettings):
     """Every option, with its default and its help text."""
 
     model_config = SettingsConfigDict(
@@ -59,26 +58,6 @@ class Settings(BaseSettings):
         frozen=True,
         protected_namespaces=(),
     )
-
-    # ---- the queue ----
-    redis_url: SecretStr = Field(
-        SecretStr("redis://localhost:6379/0"),
-        description="Redis to work for; rediss:// for TLS. REDIS_URL is read as well.",
-    )
-    redis_password_file: Path | None = Field(
-        None, description="File that holds the Redis password, instead of one in the URL."
-    )
-    namespace: str = Field("tokenmill", description="First part of every key.")
-    pool: str = Field("default", description="Workers of a pool serve the same model.")
-    name: str = Field(
-        platform.node() or "worker",
-        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="First part of the worker's id; the rest makes it unique.",
-    )
-    socket_timeout_s: float = Field(
-        5.0, gt=0, le=60, description="A Redis call without a reply for so long has failed."
-    )
-    connect_timeout_s: float = Field(2.0, gt=0, le=60, description="The same for connecting.")
 
     # ---- leases ----
     lease_ms: int = Field(
@@ -105,6 +84,18 @@ class Settings(BaseSettings):
     resume_policy: Literal["prefix", "strict"] = Field(
         "prefix",
         description="May this worker go on with what another model began? strict: no, it fails.",
+    )
+    aging_ms: int = Field(
+        10_000,
+        ge=1,
+        le=3_600_000,
+        description="A request that has waited so long is served like the next higher priority.",
+    )
+    give_back_ms: int = Field(
+        1000,
+        ge=50,
+        le=3_600_000,
+        description="A request without room here for so long goes to a peer that has some.",
     )
     max_strikes: int = Field(
         3, ge=1, le=100, description="Workers lost on a request without a token before it is dead."
@@ -183,20 +174,6 @@ class Settings(BaseSettings):
     num_threads: int | None = Field(None, ge=1, description="CPU threads; torch's choice if unset.")
     skip_self_test: bool = Field(False, description="Skip the numeric check of the loaded model.")
 
-    @field_validator("redis_url")
-    @classmethod
-    def _is_redis_url(cls, url: SecretStr) -> SecretStr:
-        if urlsplit(url.get_secret_value()).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must start with redis://, rediss:// or unix://")
-        return url
-
-    @field_validator("redis_password_file")
-    @classmethod
-    def _is_readable(cls, file: Path | None) -> Path | None:
-        if file is not None and not os.access(file, os.R_OK):
-            raise ValueError("cannot be read")
-        return file
-
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
         if 3 * self.heartbeat_interval_ms >= self.lease_ms:
@@ -212,10 +189,6 @@ class Settings(BaseSettings):
         return self.lease_ms // 4 if self.heartbeat_ms is None else self.heartbeat_ms
 
     @property
-    def keyspace(self) -> Keyspace:
-        return Keyspace(self.namespace, self.pool)
-
-    @property
     def model_names(self) -> tuple[str, ...]:
         """Names that a request's `model` may have; the first is reported: no path of a machine."""
         if self.served_model_name is not None:
@@ -225,17 +198,6 @@ class Settings(BaseSettings):
             return (folder,)
         is_path = self.model.startswith(("/", ".", "~"))
         return (folder, self.model) if is_path else (self.model, folder)
-
-    def redis_url_with_password(self) -> str:
-        """The URL to connect to; the password file, if any, wins over the URL's own."""
-        url = self.redis_url.get_secret_value()
-        if self.redis_password_file is None:
-            return url
-        password = quote(self.redis_password_file.read_text().strip(), safe="")
-        parts = urlsplit(url)
-        user = parts.username or ""
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{user}:{password}@{host}"))
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

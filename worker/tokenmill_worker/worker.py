@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from tokenmill._redis import RedisOptions, aconnect
+from tokenmill._redis import aconnect
 from tokenmill._redis_errors import REDIS_ERRORS, translate
 from tokenmill._server_check import acheck_server
 from tokenmill._version import __version__
@@ -40,8 +40,6 @@ from .shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
-#: Calls on the control connection must fail well before a lease does.
-CONTROL_TIMEOUT_S = 2.0
 #: A step under way is waited for so long at the end.
 STOP_TIMEOUT_S = 5.0
 
@@ -135,16 +133,8 @@ class Worker:
 
     def _connect(self) -> Connections:
         settings = self._settings
-        options = RedisOptions(
-            socket_timeout_s=settings.socket_timeout_s,
-            connect_timeout_s=settings.connect_timeout_s,
-            client_name=self.id,
-        )
-        control = RedisOptions(
-            socket_timeout_s=min(settings.socket_timeout_s, CONTROL_TIMEOUT_S),
-            connect_timeout_s=settings.connect_timeout_s,
-            client_name=self.id,
-        )
+        options = settings.redis_options(self.id)
+        control = settings.redis_options(self.id, for_control=True)
         try:
             url = settings.redis_url_with_password()
             return Connections(

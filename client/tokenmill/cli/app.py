@@ -106,10 +106,10 @@ def tokenmill(context: click.Context) -> None:
     context.default_map = {name: _explicit(context) for name in _plugged_in()}
 
 
-def _explicit(context: click.Context) -> dict[str, str]:
+def _explicit(context: click.Context) -> dict[str, Any]:
     """Connection options given before the name of a plugged-in command, which has its own."""
     given = {}
-    for name in ("redis_url", "namespace", "pool"):
+    for name in ("redis_url", "insecure_redis", "namespace", "pool"):
         source = context.get_parameter_source(name)
         if source is click.core.ParameterSource.COMMANDLINE:
             given[name] = getattr(context.obj, name)

@@ -37,7 +37,7 @@ Examples:
 def queue_command(connection: Connection, /, as_json: bool) -> None:
     """Show depth by class, tenants and workers."""
     url = redis_url(connection.redis_url)
-    with translated(url), closing(connect(url)) as client:
+    with translated(url), closing(connect(url, connection.redis_options)) as client:
         snapshot = read_snapshot(client, connection.keys)
     if as_json:
         click.echo(json.dumps({**asdict(snapshot), "oldest_s": snapshot.oldest_s}))

@@ -74,11 +74,10 @@ class WaitingNotice:
 
     def _reason(self) -> str | None:
         """Why nobody serves this pool; None if somebody does."""
-        with closing(connect(self._connection.redis_url)) as client:
-            states = [
-                card.get("state") for card in read_worker_cards(client, self._connection.keys)
-            ]
-        pool = self._connection.pool
+        connection = self._connection
+        with closing(connect(connection.redis_url, connection.redis_options)) as client:
+            states = [card.get("state") for card in read_worker_cards(client, connection.keys)]
+        pool = connection.pool
         if "ready" in states:
             return None
         if "loading" in states:

@@ -11,7 +11,8 @@ import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from tokenmill_worker.errors import StartupError
+from tokenmill._url import has_password
+from tokenmill_worker.errors import SettingsError, StartupError
 from tokenmill_worker.main import leave, report, run_worker
 from tokenmill_worker.model_engine import model_engine_factory
 from tokenmill_worker.settings import ENV_PREFIX, Settings, load_settings
@@ -55,6 +56,15 @@ def _shown_default(field: FieldInfo) -> str:
     return "unset" if default is None else str(default)
 
 
+def _refuse_password(url: str | None) -> None:
+    """Everybody on this machine can read the arguments of a process."""
+    if url and has_password(url):
+        raise SettingsError(
+            "redis_url: no password on the command line, where other users can read it; put the "
+            "URL into TOKENMILL_REDIS_URL, or the password into a --redis-password-file"
+        )
+
+
 class _OneLineErrors(click.Command):
     """Reports a wrong flag like any other wrong option: one line, and the same exit code."""
 
@@ -78,6 +88,7 @@ def worker(**flags: Any) -> None:
     a flag wins over the environment, which wins over the file.
     """
     try:
+        _refuse_password(flags["redis_url"])
         settings = load_settings({k: v for k, v in flags.items() if v is not None})
     except StartupError as error:
         report(str(error))
