@@ -7,6 +7,7 @@ number of the invariant and ids, states and counts.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from support_snapshot import LOST_COUNT, Snapshot, entry_order
 from tokenmill.calls import QueuePolicy
@@ -17,18 +18,23 @@ WAITING = {"held", "queued", "delayed"}
 EVENT_MODELS = {"start": StartEvent, "token": TokenEvent, "end": EndEvent}
 
 
-def check_invariants(snapshot: Snapshot, keys: Keyspace, policy: QueuePolicy) -> None:
+def check_invariants(
+    snapshot: Snapshot, keys: Keyspace, policy: QueuePolicy, before: Snapshot | None = None
+) -> None:
+    """`before` is the snapshot before the last step, if a tenant's weight may have been lowered."""
     assert not snapshot.unknown, f"keys that the key table does not know: {snapshot.unknown}"
-    for request_id in snapshot.logs:
+    for request_id in snapshot.logs.keys() | snapshot.histories.keys():
         assert request_id in snapshot.records, f"I8 a log without a record: {request_id}"
     for request_id, record in snapshot.records.items():
         _check_log(snapshot, request_id, record)
         _check_place(snapshot, request_id, record)
-        _check_body(request_id, record)
+        _check_deadline(snapshot, request_id, record)
+        _check_body(request_id, record, policy)
+        check_history(request_id, record, snapshot.histories.get(request_id, []))
     _check_owners(snapshot)
     _check_ready_streams(snapshot)
     _check_counters(snapshot)
-    _check_windows(snapshot, policy)
+    _check_windows(snapshot, policy, before)
     _check_lifetimes(snapshot, keys, policy)
 
 
@@ -62,13 +68,11 @@ def _check_place(snapshot: Snapshot, request_id: str, record: dict[str, str]) ->
     stream = snapshot.ready[record["ready"]]
     share = f"{record['class']}:{record['tenant']}"
     assert (request_id in snapshot.delayed) == (state == "delayed"), f"I5 {request_id} {state}"
-    deadline = snapshot.deadlines.get(request_id)
-    if state in TERMINAL_STATES:
-        assert deadline is None, f"I5 {request_id} {state}: still has a deadline"
-    else:
-        assert deadline == float(record["deadline"]), f"I5 {request_id} {state}: {deadline}"
     if state == "held":
         assert request_id in snapshot.backlogs.get(share, []), f"I5 {request_id}: lost from backlog"
+    # Class r is for what was tried before; no new request goes before the others.
+    untried = record["ready"] == "r" and record["class"] != "r" and record["attempts"] == "0"
+    assert not untried, f"I5 {request_id} {state}: new work in class r"
     # The window counts what stands in the ready stream and has not been taken.
     assert record["windowed"] == "0" or state == "queued", f"I6 {request_id} {state}: windowed"
     if state in ("queued", "leased"):
@@ -80,9 +84,62 @@ def _check_place(snapshot: Snapshot, request_id: str, record: dict[str, str]) ->
         assert entry in stream.pending, f"I5 {request_id}: leased, but not pending"
 
 
-def _check_body(request_id: str, record: dict[str, str]) -> None:
-    terminal = record["state"] in TERMINAL_STATES
-    assert ("body" in record) != terminal, f"I11 {request_id} {record['state']}: body"
+def applying_deadlines(snapshot: Snapshot, request_id: str) -> dict[str, float]:
+    """The deadlines of a living request that still count, by the name of their record field."""
+    record = snapshot.records[request_id]
+    has_token = any("ev" not in event for event in snapshot.events(request_id))
+    over = {"queue_deadline": record["attempts"] != "0", "first_token_deadline": has_token}
+    names = ("deadline", "queue_deadline", "first_token_deadline")
+    return {n: float(record[n]) for n in names if n in record and not over.get(n, False)}
+
+
+def _check_deadline(snapshot: Snapshot, request_id: str, record: dict[str, str]) -> None:
+    """I5: maintenance looks at a living request in time for its next deadline."""
+    looked_at = snapshot.deadlines.get(request_id)
+    if record["state"] in TERMINAL_STATES:
+        assert looked_at is None, f"I5 {request_id} {record['state']}: still has a deadline"
+    else:
+        nearest = min(applying_deadlines(snapshot, request_id).values())
+        assert looked_at is not None, f"I5 {request_id} {record['state']}: no deadline"
+        assert looked_at <= nearest, f"I5 {request_id}: {looked_at}, but {nearest} applies"
+
+
+def _check_body(request_id: str, record: dict[str, str], policy: QueuePolicy) -> None:
+    kept = record["state"] == "dead" and policy.dead_letter_body_ms > 0
+    needed = kept or record["state"] not in TERMINAL_STATES
+    assert ("body" in record) == needed, f"I11 {request_id} {record['state']}: body"
+
+
+#: What the last line of a history may be, by the state of the request.
+LAST_LINES = {
+    "held": {"held"},
+    "queued": {"queued", "admitted"},
+    "delayed": {"enqueued", "retried", "requeued"},
+    "leased": {"leased"},
+} | {state: {"ended"} for state in TERMINAL_STATES}
+#: A longer history has lost lines in the middle.
+LONG_HISTORY = 100
+
+
+def check_history(request_id: str, record: dict[str, str], lines: list[dict[str, Any]]) -> None:
+    """The history begins with the birth, ends where the request is, and counts what it counts."""
+    where = f"history of {request_id} ({record['state']}): {[line['ev'] for line in lines]}"
+    assert 0 < len(lines) <= LONG_HISTORY, where
+    assert lines[0]["ev"] in ("enqueued", "admitted"), where
+    assert lines[-1]["ev"] in LAST_LINES[record["state"]], where
+    times = [line["t"] for line in lines]
+    assert times == sorted(times), f"{where}: times {times}"
+    if len(lines) == LONG_HISTORY:
+        return
+    counts = Counter(line["ev"] for line in lines)
+    assert counts["ended"] == (record["state"] in TERMINAL_STATES), where
+    attempts = [line["a"] for line in lines if line["ev"] == "leased"]
+    assert attempts == list(range(1, int(record["attempts"]) + 1)), f"{where}: {attempts}"
+    assert counts["handed_over"] == int(record["handovers"]), where
+    assert counts["retried"] == int(record["retries"]), where
+    if record["state"] in TERMINAL_STATES:
+        assert lines[-1]["st"] == record["state"], where
+        assert lines[-1].get("code") == record.get("code"), where
 
 
 def _check_owners(snapshot: Snapshot) -> None:
@@ -129,17 +186,26 @@ def _check_counters(snapshot: Snapshot) -> None:
     assert actual == expected, f"I6 counters {actual}, counted {expected}"
 
 
-def _check_windows(snapshot: Snapshot, policy: QueuePolicy) -> None:
+def _check_windows(snapshot: Snapshot, policy: QueuePolicy, before: Snapshot | None) -> None:
     windowed = Counter(
         f"{record['class']}:{record['tenant']}"
         for record in snapshot.records.values()
         if record["windowed"] == "1"
     )
     assert snapshot.windows == dict(windowed), f"I6 windows {snapshot.windows}, {windowed}"
-    assert all(n <= policy.window for n in windowed.values()), f"I6 window too full: {windowed}"
+    for share, count in windowed.items():
+        most = _window_of(snapshot, policy, share)
+        if before is not None:  # a lowered weight leaves a window overfull, but nothing enters it
+            most = max(most, before.windows.get(share, 0))
+        assert count <= most, f"I6 window of {share} too full: {count}"
     for share, waiting in snapshot.backlogs.items():
         if any(_state(snapshot, request_id) == "held" for request_id in waiting):
-            assert windowed[share] == policy.window, f"I6 {share} starves: {windowed[share]}"
+            size = _window_of(snapshot, policy, share)
+            assert windowed[share] >= size, f"I6 {share} starves: {windowed[share]}"
+
+
+def _window_of(snapshot: Snapshot, policy: QueuePolicy, share: str) -> int:
+    return policy.window * snapshot.weights.get(share.partition(":")[2], 1)
 
 
 def _state(snapshot: Snapshot, request_id: str) -> str | None:
@@ -150,7 +216,10 @@ def _check_lifetimes(snapshot: Snapshot, keys: Keyspace, policy: QueuePolicy) ->
     for request_id, record in snapshot.records.items():
         longest = policy.retention_ms
         if record["state"] not in TERMINAL_STATES:
-            longest += policy.deadline_ms
-        for key in (keys.record(request_id), keys.log(request_id)):
+            start = int(record.get("not_before", record["created"]))
+            longest += policy.deadline_ms + start - int(record["created"])
+        elif record["state"] == "dead":
+            longest = max(longest, policy.dead_letter_body_ms)
+        for key in (keys.record(request_id), keys.log(request_id), keys.history(request_id)):
             ttl_ms = snapshot.ttl_ms.get(key, 1)  # a log may not exist yet
             assert 0 < ttl_ms <= longest, f"I8 {key}: lives for {ttl_ms} ms"

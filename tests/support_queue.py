@@ -69,6 +69,16 @@ class Queue:
         calls = QueueCalls(self.keys, dataclasses.replace(self.policy, **policy))
         return self.run(calls.tick(jitter=0.5))
 
+    def pass_deadline(self, name="deadline", request_id="a"):
+        """That deadline of a request has just passed."""
+        past = self.now_ms() - 1
+        self.client.hset(self.keys.record(request_id), name, past)
+        self.client.zadd(self.keys.deadlines, {request_id: past}, lt=True)
+
+    def history(self, request_id="a"):
+        lines = self.client.lrange(self.keys.history(request_id), 0, -1)
+        return [json.loads(line) for line in lines]
+
     def lose_worker(self):
         """Whoever holds or has read something has been silent for longer than a lease."""
         for stream in self.keys.ready_streams.values():

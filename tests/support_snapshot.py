@@ -43,12 +43,14 @@ class Snapshot:
     ready: dict[str, ReadyStream]
     records: dict[str, dict[str, str]] = field(default_factory=dict)
     logs: dict[str, Entries] = field(default_factory=dict)
+    histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     backlogs: dict[str, list[str]] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     deadlines: dict[str, float] = field(default_factory=dict)
     delayed: dict[str, float] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     windows: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
     dead_letters: Entries = field(default_factory=dict)
     ttl_ms: dict[str, int] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -65,8 +67,9 @@ class Snapshot:
     def content(self) -> tuple[Any, ...]:
         """What a repeated call must not change: all but lifetimes and idle times."""
         streams = {name: (stream.entries, stream.pending) for name, stream in self.ready.items()}
-        parts = (self.records, self.logs, self.backlogs, self.owners, self.deadlines)
-        return (*parts, self.delayed, self.counters, self.windows, self.dead_letters, streams)
+        of_requests = (self.records, self.logs, self.histories, self.backlogs, self.owners)
+        shared = (self.deadlines, self.delayed, self.counters, self.windows, self.weights)
+        return (*of_requests, *shared, self.dead_letters, streams)
 
 
 def take_snapshot(client: redis.Redis, keys: Keyspace) -> Snapshot:
@@ -93,9 +96,9 @@ def _read(pipe: Any, keys: Keyspace, key: str) -> None:
             pipe.xrange(key)
         case "z":
             pipe.zrange(key, 0, -1, withscores=True)
-        case "b":
+        case "b" | "h":
             pipe.lrange(key, 0, -1)
-        case "r" | "own" | "cnt" | "win" | "mt":
+        case "r" | "own" | "cnt" | "win" | "weights" | "mt":
             pipe.hgetall(key)
         case _:
             pipe.type(key)
@@ -129,14 +132,24 @@ def _counts(counters: dict[str, str]) -> dict[str, int]:
     return {name: int(count) for name, count in counters.items()}
 
 
+def _lines(history: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in history]
+
+
 _SINGLE = {
     "own": ("owners", dict),
     "z:dl": ("deadlines", dict),
     "z:delay": ("delayed", dict),
     "cnt": ("counters", _counts),
     "win": ("windows", _counts),
+    "weights": ("weights", _counts),
     "dlq": ("dead_letters", dict),
 }
-_PER_NAME = {"r": ("records", dict), "t": ("logs", dict), "b": ("backlogs", list)}
+_PER_NAME = {
+    "r": ("records", dict),
+    "t": ("logs", dict),
+    "h": ("histories", _lines),
+    "b": ("backlogs", list),
+}
 #: Bookkeeping of tick, and the memory flag.
 _NO_STATE = {"mt", "full"}

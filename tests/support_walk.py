@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from support_invariants import check_invariants, check_lag_is_known
+from support_invariants import applying_deadlines, check_invariants, check_lag_is_known
 from support_snapshot import Snapshot, take_snapshot
 from tokenmill.calls import AppendEvent, QueueCalls, QueuePolicy
 from tokenmill.keys import GROUP, Keyspace
@@ -32,7 +32,10 @@ WORKERS = ("worker-a", "worker-b")
 POLICY = QueuePolicy(
     deadline_ms=100_000, retention_ms=50_000, max_queued=9, max_queued_per_tenant=6, window=2,
     max_body_bytes=200, lease_ms=15_000, max_strikes=2, max_attempts=6, max_deliveries=3,
+    dead_letter_body_ms=70_000,
 )  # fmt: skip
+#: A walk in so many forgets the bodies of dead requests.
+WITHOUT_BODIES = 3
 MARKER = "marker"
 #: Ended requests that are kept in Redis; older ones reach the end of their retention.
 KEPT = 4
@@ -51,6 +54,17 @@ class Memory:
     aged: set[tuple[str, str]] = field(default_factory=set)
 
 
+def _check_letter(request_id: str, record: dict[str, str], letter: dict[str, str]) -> None:
+    """A dead letter tells who and why, never what was asked."""
+    assert letter.keys() == {"id", "tenant", "why", "attempts", "worker"}, f"{request_id}: letter"
+    told = (letter["id"], letter["tenant"], letter["why"], letter["attempts"])
+    known = (request_id, record["tenant"], record["code"], record["attempts"])
+    assert told == known, f"{request_id}: letter {told}, record {known}"
+    if record["code"] == "too_many_attempts":
+        blamed = int(record["attempts"]) - int(record["handovers"])
+        assert blamed >= POLICY.max_attempts, f"{request_id}: given up after {blamed} attempts"
+
+
 class Walk:
     """One walk. `step()` raises AssertionError when anything is wrong."""
 
@@ -63,7 +77,10 @@ class Walk:
     ) -> None:
         self.client = client
         self.keys = keys
-        self.calls = QueueCalls(keys, POLICY)
+        self.policy = POLICY
+        if seed % WITHOUT_BODIES == 0:
+            self.policy = dataclasses.replace(POLICY, dead_letter_body_ms=0)
+        self.calls = QueueCalls(keys, self.policy)
         self.random = random.Random(seed)
         self.script_of = script_of
         self.memory = Memory()
@@ -139,24 +156,25 @@ class Walk:
         before = self.snapshot
         action(self)
         self.snapshot = self.take()
-        check_invariants(self.snapshot, self.keys, POLICY)
+        check_invariants(self.snapshot, self.keys, self.policy, before)
         self._check_memory(self.snapshot)
         self._check_published(before, self.snapshot)
         if name.startswith("tick"):
             check_lag_is_known(self.snapshot)
             self._check_blame(before, self.snapshot)
+            self._check_deadlines(before, self.snapshot)
         self._sort_leases()
         self._forget_old()
 
     def _check_memory(self, now: Snapshot) -> None:
         memory = self.memory
         self._welcome_reborn(now)
-        buried = {letter["id"]: letter for letter in now.dead_letters.values()}
+        buried = {letter["id"] for letter in now.dead_letters.values()}
         waiting = {fields.get("id") for _, _, fields in now.ready_entries()}
         for request_id in memory.bodies.keys() - memory.forgotten:
             assert request_id in now.records, f"I10 {request_id}: accepted, but lost"
         for request_id in memory.plain - memory.forgotten - now.records.keys():
-            assert request_id in waiting | buried.keys(), f"I10 {request_id}: plain, but lost"
+            assert request_id in waiting | buried, f"I10 {request_id}: plain, but lost"
         for request_id, record in now.records.items():
             body = memory.bodies.get(request_id)
             if body is not None and "body" in record:
@@ -168,8 +186,8 @@ class Walk:
                 continue
             end = (record, now.logs[request_id])
             assert memory.ended.setdefault(request_id, end) == end, f"{request_id}: not final"
-            if record["state"] == "dead" and body is not None:
-                assert buried[request_id]["body"] == body, f"{request_id}: dead, not buried"
+            if record["state"] == "dead":
+                _check_letter(request_id, record, now.dead_letters.get(record["letter"], {}))
 
     def _welcome_reborn(self, now: Snapshot) -> None:
         """An id whose lifetime is over may be used again: a plain XADD of it was waiting."""
@@ -206,11 +224,24 @@ class Walk:
         """Maintenance takes a lease only from the lost and the overdue."""
         for request_id in before.owners.keys() - after.owners.keys() - self.memory.forgotten:
             record = before.records[request_id]
-            overdue = float(record["deadline"]) <= self.now_ms()
+            overdue = min(applying_deadlines(before, request_id).values()) <= self.now_ms()
             in_grace = self.history[-1] == "tick_in_grace"
             aged = (record["ready"], record["entry"]) in self.memory.aged
             lost = aged and not in_grace
             assert overdue or lost, f"{request_id}: a living worker was declared lost"
+
+    def _check_deadlines(self, before: Snapshot, after: Snapshot) -> None:
+        """Maintenance ends exactly the overdue. What it did before that (feeding windows, losing
+        workers) changes no deadline of another."""
+        now = self.now_ms()
+        for request_id, record in before.records.items():
+            state = after.records.get(request_id, {}).get("state")
+            if record["state"] in TERMINAL_STATES or state is None:
+                continue
+            applying = applying_deadlines(before, request_id).values()
+            overdue = any(deadline <= now for deadline in applying)
+            expired = state == "expired"
+            assert expired == overdue, f"{request_id}: {state}, but overdue is {overdue}"
 
     def _sort_leases(self) -> None:
         owners = self.snapshot.owners
@@ -224,14 +255,22 @@ class Walk:
             self.forget(request_id)
             del self.snapshot.records[request_id]
 
+    def revive(self, request_id: str, body: str) -> None:
+        """The id stands for a new request from now on."""
+        self.memory.bodies[request_id] = body
+        self.memory.attempts.pop(request_id, None)
+        self.memory.ended.pop(request_id, None)
+        self.snapshot.logs.pop(request_id, None)
+
     def forget(self, request_id: str, *, with_log: bool = True) -> None:
         """The lifetime of record and log is over."""
         self.client.delete(self.keys.record(request_id))
         if with_log:
-            self.client.delete(self.keys.log(request_id))
+            self.client.delete(self.keys.log(request_id), self.keys.history(request_id))
         self.stale.extend(held for held in self.leases if held[1].request_id == request_id)
         self.leases = [held for held in self.leases if held[1].request_id != request_id]
         self.snapshot.logs.pop(request_id, None)
+        self.snapshot.histories.pop(request_id, None)
         self.memory.forgotten.add(request_id)
         self.memory.bodies.pop(request_id, None)
 
@@ -255,10 +294,13 @@ class Walk:
         return status == "OK"
 
     def lease(self, worker: str, entries: list[ReadyEntry]) -> None:
+        before, now = self.take(), self.now_ms()
         for reply in self.call(self.calls.lease(worker, entries, fingerprint="model")):
             self.outcomes[f"lease {reply.code}"] += 1
             if reply.code is LeaseCode.OK:
                 assert reply.lease is not None
+                applying = applying_deadlines(before, reply.lease.request_id)
+                assert min(applying.values()) > now, f"{reply.lease.request_id}: leased too late"
                 known = {(lease.request_id, lease.fence) for _, lease in self.leases}
                 if (reply.lease.request_id, reply.lease.fence) not in known:
                     self.leases.append((worker, reply.lease))

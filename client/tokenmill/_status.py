@@ -15,10 +15,12 @@ _PRIORITY_OF_CLASS = {ready_class: name for name, ready_class in PRIORITIES.item
 
 
 class Status(BaseModel):
-    """A request's record. Times are by the clock of Redis; None: not yet.
+    """A request's record. Times are by the clock of Redis; None: not yet, or not asked for.
 
-    `attempts` counts workers that took the request; `strikes` those lost in a row without a token;
-    `retries` errors that workers reported. `worker` is the last one.
+    `deadline_at` is that of the end, the others are those of the first lease and the first token.
+    `attempts` counts workers that took the request, `handovers` those of them that gave it back for
+    another to continue; `strikes` those lost in a row without a token; `retries` errors that
+    workers reported. `worker` is the last one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -28,10 +30,14 @@ class Status(BaseModel):
     priority: str
     tenant: str
     created_at: datetime
+    not_before_at: datetime | None
     leased_at: datetime | None
     ended_at: datetime | None
     deadline_at: datetime
+    queue_deadline_at: datetime | None
+    first_token_deadline_at: datetime | None
     attempts: int
+    handovers: int
     strikes: int
     retries: int
     worker: str | None
@@ -51,10 +57,14 @@ class Status(BaseModel):
             priority=_PRIORITY_OF_CLASS.get(record.priority_class, record.priority_class),
             tenant=record.tenant,
             created_at=_time(record.created_ms),
+            not_before_at=_optional_time(record.not_before_ms),
             leased_at=_optional_time(record.leased_ms),
             ended_at=_optional_time(record.ended_ms),
             deadline_at=_time(record.deadline_ms),
+            queue_deadline_at=_optional_time(record.queue_deadline_ms),
+            first_token_deadline_at=_optional_time(record.first_token_deadline_ms),
             attempts=record.attempts,
+            handovers=record.handovers,
             strikes=record.strikes,
             retries=record.retries,
             worker=record.worker,

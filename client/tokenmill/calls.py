@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from . import limits
-from .keys import Keyspace
+from .dead_letters import DeadLetter
+from .keys import READY_CLASSES, Keyspace
 from .replies import (
     AdmitStatus,
     CancelReply,
@@ -23,6 +24,8 @@ from .replies import (
     LeaseReply,
     ReadyEntry,
     ReleaseReply,
+    RequeueReply,
+    TenantShare,
     TickReport,
 )
 from .scripts import Argument, ScriptCall, load_script
@@ -42,7 +45,7 @@ class QueuePolicy:
     max_body_bytes: int = limits.MAX_BODY_BYTES
     lease_ms: int = 15_000
     max_strikes: int = 3  # lost workers in a row, each without a token
-    max_attempts: int = 20  # leases of one request, whatever they achieved
+    max_attempts: int = 20  # leases of one request, whatever they achieved; hand-overs do not count
     max_deliveries: int = 5  # reads of one entry that never became a lease
     max_retries: int = 2  # errors reported by workers
     backoff_ms: int = 1_000
@@ -50,7 +53,7 @@ class QueuePolicy:
     tidy_ms: int = 30_000
     dead_letters: int = 1_000
     dead_letter_ms: int = 7 * 86_400_000
-    dead_letter_bodies: bool = True  # without them, a dead letter cannot be queued again
+    dead_letter_body_ms: int = 86_400_000  # so long it can be queued again; 0: never, no body kept
     publish: Literal["PUBLISH", "SPUBLISH"] = "PUBLISH"  # SPUBLISH (Redis 7) in a cluster
 
 
@@ -72,6 +75,10 @@ def _as_is(reply: list[int]) -> list[int]:
     return reply
 
 
+def _by_ready_class(replies: list[list[int]]) -> dict[str, list[int]]:
+    return dict(zip(READY_CLASSES, replies, strict=True))
+
+
 class QueueCalls:
     """The calls of one pool. Sends nothing: pass a call to `scripts.run` or `scripts.arun`."""
 
@@ -80,7 +87,7 @@ class QueueCalls:
         self.policy = policy or QueuePolicy()
         self._key = keys.owners
         self._publish = self.policy.publish
-        self._ending = self._options("retention_ms")
+        self._ending = self._options("retention_ms", "window")
 
     def enqueue(
         self,
@@ -89,12 +96,25 @@ class QueueCalls:
         body: str,
         tenant: str = DEFAULT_TENANT,
         priority_class: str = "1",
+        delay_ms: int = 0,
         deadline_ms: int | None = None,
+        queue_deadline_ms: int | None = None,
+        first_token_deadline_ms: int | None = None,
     ) -> ScriptCall[EnqueueReply]:
-        """Put a request into the queue; the same id and body again is harmless (DUP)."""
+        """Put a request into the queue; the same id and body again is harmless (DUP).
+
+        It may be served after `delay_ms`. From then on count the deadlines: until its end, its
+        first lease and its first token.
+        """
+        given = {
+            "delay_ms": delay_ms or None,
+            "deadline_ms": deadline_ms,
+            "queue_deadline_ms": queue_deadline_ms,
+            "first_token_deadline_ms": first_token_deadline_ms,
+        }
         options = self._options(
             "deadline_ms", "retention_ms", "max_queued", "max_queued_per_tenant", "window",
-            "max_body_bytes", **({} if deadline_ms is None else {"deadline_ms": deadline_ms}),
+            "max_body_bytes", **{k: v for k, v in given.items() if v is not None},
         )  # fmt: skip
         args = (options, request_id, tenant, priority_class, body_sha(body), body)
         return ScriptCall(load_script("enqueue"), self._key, args, EnqueueReply.parse)
@@ -121,6 +141,12 @@ class QueueCalls:
             return list(map(LeaseReply.parse, entries, replies))
 
         return ScriptCall(load_script("lease"), self._key, tuple(args), parse)
+
+    def peek(self, limit: int) -> ScriptCall[dict[str, list[int]]]:
+        """By ready class, the ages in ms of the first `limit` entries nobody has read, oldest
+        first."""
+        args = (self._options(limit=limit),)
+        return ScriptCall(load_script("peek"), self._key, args, _by_ready_class)
 
     def append(self, events: Iterable[AppendEvent]) -> ScriptCall[list[int]]:
         """Store and publish one event per running request; a code each, see `replies`.
@@ -150,25 +176,36 @@ class QueueCalls:
         usage: str = "{}",
         code: str = "",
         message: str = "",
+        facts: str = "",
     ) -> ScriptCall[FinishReply]:
-        """End a request; `end` is its end event, `usage` JSON kept in the record."""
+        """End a request; `end` is its end event, `usage` JSON kept in the record.
+
+        `facts`, here and below, is a JSON object of numbers for the request's history.
+        """
         request_id, fence, seq, payload = end
         args = (
-            self._ending, request_id, fence, seq, state, payload, usage, code, message,
+            self._ending, request_id, fence, seq, state, payload, usage, code, message, facts,
         )  # fmt: skip
         return ScriptCall(load_script("finish"), self._key, args, FinishReply.parse)
 
     def hand_over(
-        self, request_id: str, fence: str, *, reason: Literal["drain", "no_room"] = "drain"
+        self,
+        request_id: str,
+        fence: str,
+        *,
+        reason: Literal["drain", "no_room"] = "drain",
+        facts: str = "",
     ) -> ScriptCall[ReleaseReply]:
-        """Give a request back for another worker to continue at once."""
-        return self._release(request_id, fence, reason, delay_ms=0, message="")
+        """Give a request back for another worker to continue at once; no attempt is counted."""
+        return self._release(request_id, fence, reason, facts=facts)
 
     def retry_later(
-        self, request_id: str, fence: str, *, delay_ms: int, message: str
+        self, request_id: str, fence: str, *, delay_ms: int, message: str, facts: str = ""
     ) -> ScriptCall[ReleaseReply]:
         """Give a request back after an error; beyond `max_retries` it ends with `message`."""
-        return self._release(request_id, fence, "error", delay_ms=delay_ms, message=message)
+        return self._release(
+            request_id, fence, "error", delay_ms=delay_ms, message=message, facts=facts
+        )
 
     def cancel(
         self, request_id: str, *, message: str = "cancelled by the client"
@@ -181,16 +218,49 @@ class QueueCalls:
         """One round of maintenance; `jitter` in [0, 1) spreads the retries of lost requests."""
         options = self._options(
             "lease_ms", "max_strikes", "max_attempts", "max_deliveries", "backoff_ms",
-            "retention_ms", "window", "tidy_ms", "dead_letters", "dead_letter_ms",
-            "dead_letter_bodies", jitter=jitter, limit=self.policy.tick_limit,
+            "deadline_ms", "retention_ms", "window", "max_body_bytes", "tidy_ms", "dead_letters",
+            "dead_letter_ms", "dead_letter_body_ms", jitter=jitter, limit=self.policy.tick_limit,
         )  # fmt: skip
         return ScriptCall(load_script("tick"), self._key, (options,), TickReport.parse)
 
+    def requeue_dead(self, request_id: str) -> ScriptCall[RequeueReply]:
+        """Give a dead request another life under its id; its dead letter goes."""
+        return ScriptCall(
+            load_script("requeue_dead"), self._key, (self._ending, request_id), RequeueReply.parse
+        )
+
+    def purge(self, letters: Iterable[DeadLetter]) -> ScriptCall[int]:
+        """Forget dead letters and their requests; how many letters there were."""
+        args: list[Argument] = [self._options()]
+        for letter in letters:
+            args += (letter.entry_id, letter.request_id)
+        _check_batch("purge", len(args) // 2, limits.MAX_LETTERS_PER_PURGE)
+        return ScriptCall(load_script("purge"), self._key, tuple(args), int)
+
+    def set_weight(self, tenant: str, weight: int) -> ScriptCall[int]:
+        """Give a tenant `weight` times the window of others (1 to 100); the weight it had."""
+        if not 1 <= weight <= limits.MAX_TENANT_WEIGHT:
+            raise ValueError(f"weight: must be from 1 to {limits.MAX_TENANT_WEIGHT}")
+        args = (self._options("window"), tenant, weight)
+        return ScriptCall(load_script("set_weight"), self._key, args, int)
+
+    def tenants(self) -> ScriptCall[list[TenantShare]]:
+        """Every tenant with a weight of its own or with waiting requests, by name."""
+        args = (self._options(),)
+        return ScriptCall(load_script("tenants"), self._key, args, TenantShare.parse_all)
+
     def _release(
-        self, request_id: str, fence: str, reason: str, *, delay_ms: int, message: str
+        self,
+        request_id: str,
+        fence: str,
+        reason: str,
+        *,
+        delay_ms: int = 0,
+        message: str = "",
+        facts: str = "",
     ) -> ScriptCall[ReleaseReply]:
-        options = self._options("retention_ms", "max_retries")
-        args = (options, request_id, fence, reason, delay_ms, message)
+        options = self._options("retention_ms", "max_retries", "window")
+        args = (options, request_id, fence, reason, delay_ms, message, facts)
         return ScriptCall(load_script("release"), self._key, args, ReleaseReply.parse)
 
     def _options(self, *names: str, **values: Any) -> str:

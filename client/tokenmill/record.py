@@ -11,8 +11,9 @@ from .protocol import TERMINAL_STATES, State, Usage
 
 #: What to ask for: `HMGET <record> *RECORD_FIELDS`. The body is left out on purpose.
 RECORD_FIELDS: Final = (
-    "state", "class", "tenant", "created", "leased", "ended", "deadline", "attempts", "strikes",
-    "retries", "worker", "fingerprint", "end_seq", "usage", "code", "message",
+    "state", "class", "tenant", "created", "not_before", "leased", "ended", "deadline",
+    "queue_deadline", "first_token_deadline", "attempts", "handovers", "strikes", "retries",
+    "worker", "fingerprint", "end_seq", "usage", "code", "message",
 )  # fmt: skip
 
 
@@ -20,19 +21,25 @@ RECORD_FIELDS: Final = (
 class Record:
     """Times are milliseconds since the epoch, by Redis' clock; None: not yet.
 
-    `attempts` counts leases; `strikes` the workers lost in a row without a token; `retries` the
-    errors that workers reported. `end_seq` is the number of the end event. `worker` is the last
-    one that held a lease.
+    Deadlines: until the end, the first lease, the first token; None: not asked for, as with
+    `not_before_ms`. `attempts` counts leases, `handovers` those of them that a worker gave back for
+    another to continue; `strikes` the workers lost in a row without a token; `retries` the errors
+    that workers reported. `end_seq` is the number of the end event. `worker` is the last one that
+    held a lease.
     """
 
     state: State
     priority_class: str
     tenant: str
     created_ms: int
+    not_before_ms: int | None
     leased_ms: int | None
     ended_ms: int | None
     deadline_ms: int
+    queue_deadline_ms: int | None
+    first_token_deadline_ms: int | None
     attempts: int
+    handovers: int
     strikes: int
     retries: int
     worker: str | None
@@ -69,10 +76,14 @@ class Record:
             priority_class=given["class"] or "",
             tenant=given["tenant"] or "",
             created_ms=_integer(given["created"]),
+            not_before_ms=_optional(given["not_before"]),
             leased_ms=_optional(given["leased"]),
             ended_ms=_optional(given["ended"]),
             deadline_ms=_integer(given["deadline"]),
+            queue_deadline_ms=_optional(given["queue_deadline"]),
+            first_token_deadline_ms=_optional(given["first_token_deadline"]),
             attempts=_integer(given["attempts"]),
+            handovers=_integer(given["handovers"]),
             strikes=_integer(given["strikes"]),
             retries=_integer(given["retries"]),
             worker=given["worker"],

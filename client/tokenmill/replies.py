@@ -15,6 +15,10 @@ from typing import Any, Final
 STORED: Final = 1
 STORED_BEFORE: Final = 0
 LOST: Final = -1
+#: Bounds of what a refusal says about when to try again.
+MIN_RETRY_AFTER_S: Final = 1.0
+MAX_RETRY_AFTER_S: Final = 60.0
+RETRY_AFTER_UNKNOWN_S: Final = 2.0
 
 
 def events_if_behind(code: int) -> int | None:
@@ -34,19 +38,31 @@ class EnqueueStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EnqueueReply:
     """`created_ms` and `state` belong to OK, DUP and CONFLICT; `reason` ("memory", "queue" or
-    "tenant") and `queued` to FULL and TENANT_FULL."""
+    "tenant"), `queued` and `rate` to FULL and TENANT_FULL: what waits, and how many requests end
+    per second (None: not known yet)."""
 
     status: EnqueueStatus
     created_ms: int = 0
     state: str = ""
     reason: str = ""
     queued: int = 0
+    rate: float | None = None
+
+    @property
+    def retry_after_s(self) -> float:
+        """When what waits now is likely to have ended."""
+        if self.rate is None:
+            return RETRY_AFTER_UNKNOWN_S
+        if self.queued >= self.rate * MAX_RETRY_AFTER_S:
+            return MAX_RETRY_AFTER_S
+        return max(MIN_RETRY_AFTER_S, self.queued / self.rate)
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> EnqueueReply:
         status = EnqueueStatus(reply[0])
         if status in (EnqueueStatus.FULL, EnqueueStatus.TENANT_FULL):
-            return cls(status, reason=reply[1], queued=reply[2])
+            rate = float(reply[3]) if reply[3] else None
+            return cls(status, reason=reply[1], queued=reply[2], rate=rate)
         if status is EnqueueStatus.TOO_LARGE:
             return cls(status)
         return cls(status, created_ms=reply[1], state=reply[2])
@@ -177,6 +193,41 @@ class CancelReply:
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> CancelReply:
         return cls(bool(reply[0]), reply[1] or None)
+
+
+class RequeueStatus(StrEnum):
+    OK = "OK"
+    NO_BODY = "NO_BODY"
+    NOT_DEAD = "NOT_DEAD"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueReply:
+    """`state` after the call; a repeated call finds NOT_DEAD. Without a body (it was not kept, or
+    not for so long) a dead request stays dead; UNKNOWN: its retention is over."""
+
+    status: RequeueStatus
+    created_ms: int
+    state: str
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> RequeueReply:
+        return cls(RequeueStatus(reply[0]), reply[1], reply[2])
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """One tenant's weight and how many of its requests wait."""
+
+    tenant: str
+    weight: int
+    queued: int
+
+    @classmethod
+    def parse_all(cls, reply: Sequence[Any]) -> list[TenantShare]:
+        rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        return sorted((cls(*row) for row in rows), key=lambda share: share.tenant)
 
 
 @dataclass(frozen=True, slots=True)

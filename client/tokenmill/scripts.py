@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 Reply = TypeVar("Reply")
 Argument = str | bytes | int
 
-#: The hot scripts do without the prelude: its functions would be made anew for every token.
-_WITHOUT_PRELUDE = frozenset({"append", "heartbeat"})
 SCRIPT_NAMES = (
-    "enqueue", "admit", "lease", "append", "heartbeat", "finish", "release", "cancel", "tick",
+    "enqueue", "admit", "peek", "lease", "append", "heartbeat", "finish", "release", "cancel",
+    "tick", "requeue_dead", "purge", "set_weight", "tenants",
 )  # fmt: skip
+#: The files that are put in front of a script.
+_PRELUDE = ("common", "window", "lifecycle")
+#: The hot scripts do without: the prelude's functions would be made anew for every token.
+_PRELUDES = {
+    "append": (), "heartbeat": (), "peek": ("common",), "tick": (*_PRELUDE, "tick_leases"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,8 @@ class Script:
 def load_script(name: str) -> Script:
     """The packaged script `name`, with the shared prelude where it uses it."""
     folder = resources.files(__package__) / "lua"
-    source = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    if name not in _WITHOUT_PRELUDE:
-        source = (folder / "common.lua").read_text(encoding="utf-8") + "\n" + source
-    return Script(name, source)
+    parts = (*_PRELUDES.get(name, _PRELUDE), name)
+    return Script(name, "\n".join((folder / f"{p}.lua").read_text(encoding="utf-8") for p in parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,7 @@ class FakeWorker:
             usage=json.dumps(usage),
             code=fields.get("code", ""),
             message=fields.get("msg", ""),
+            facts=json.dumps({"prompt_tokens": prompt_tokens, "tokens": running.index}),
         )
         run(self._redis, call)
 

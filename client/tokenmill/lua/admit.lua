@@ -12,30 +12,32 @@
 --
 -- The XADD was acknowledged to its producer, so a refusal must be visible: hence the end event.
 
-local ready, entry, id, tenant = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local sha, body = ARGV[6], ARGV[7]
-if #id > 64 or not string.find(id, '^[%w_-]+$') then
+local ready, entry, id = ARGV[2], ARGV[3], ARGV[4]
+local request = { tenant = ARGV[5], class = ready, sha = ARGV[6], body = ARGV[7],
+  state = 'queued', entry = entry, event = 'admitted' }
+if not is_id(id) then
   drop_read_entry(ready, entry)
   return { 'INVALID' }
 end
-local known = redis.call('HMGET', record_key(id), 'state', 'sha', 'entry')
-if known[1] then
-  if known[3] == entry then return { 'OK' } end
+local state, sha, current = read_record(id, 'state', 'sha', 'entry')
+if state then
+  if current == entry then return { 'OK' } end
   drop_read_entry(ready, entry)
-  return { known[2] == sha and 'DUP' or 'CONFLICT' }
+  return { sha == request.sha and 'DUP' or 'CONFLICT' }
 end
 
 local function refuse(status, code, message)
-  create(id, tenant, ready, '', sha, 'queued', entry)
+  request.body = ''
+  create(id, request, options)
   settle(id, 'failed', code, message)
   return { status }
 end
-if #body > options.max_body_bytes then
+if #request.body > options.max_body_bytes then
   return refuse('TOO_LARGE', 'too_long', 'the body is over ' .. options.max_body_bytes .. ' bytes')
 end
 if redis.call('EXISTS', MEMORY_FLAG) == 1
     or tonumber(redis.call('HGET', COUNTERS, 'queued') or '0') >= options.max_queued then
   return refuse('FULL', 'queue_full', 'the queue is full')
 end
-create(id, tenant, ready, body, sha, 'queued', entry)
+create(id, request, options)
 return { 'OK' }

@@ -1,51 +1,62 @@
 -- A worker takes the requests whose ready entries it has just read with XREADGROUP.
 --
--- ARGV  options{retention_ms, publish}, worker, fingerprint of its model,
+-- ARGV  options{retention_ms, window, publish}, worker, fingerprint of its model,
 --       then (ready class, entry, id) per entry
 -- Reply one list per entry, in the order of the entries:
 --       {OK, attempt, fence, events in the log, remaining_ms, waited_ms, strikes, tenant,
 --        fingerprint, body}
 --       {GONE}     unknown, ended or superseded: a tombstone, dropped here
 --       {BUSY}     another worker holds it
---       {EXPIRED}  its deadline passed while it was queued; ended here
+--       {EXPIRED}  a deadline passed while it was queued; ended here
 --
--- The attempt counts the request's leases; the fence, `<attempt>.<created_ms>`, names this one and no
--- other that ever was. It stands in the hash `own`, which every write of a worker is checked
+-- The attempt counts the request's leases; the fence, `<attempt>.<created_ms>`, names this one and
+-- no other that ever was. It stands in the hash `own`, which every write of a worker is checked
 -- against: whoever is not in there cannot write. The fingerprint in the reply is that of the first
--- worker that leased the request, for the resume policy of the present one.
+-- worker that leased the request, for the resume policy of the present one. waited_ms counts from
+-- when the request might be served; remaining_ms is what is left until its deadline.
 
 local worker, fingerprint = ARGV[2], ARGV[3]
 
+-- false when a deadline has passed.
+local function take(id, time)
+  local due, message = next_deadline(id)
+  if due <= time then
+    settle(id, 'expired', 'deadline_exceeded', message)
+    return false
+  end
+  local record, events = record_key(id), redis.call('XLEN', log_key(id))
+  local attempt = redis.call('HINCRBY', record, 'attempts', 1)
+  local created, tenant, class = read_record(id, 'created', 'tenant', 'class')
+  redis.call('HSETNX', record, 'fingerprint', fingerprint)
+  redis.call('HSET', record, 'state', 'leased', 'worker', worker, 'leased', int(time),
+    'events_at_lease', events)
+  redis.call('HSET', OWNERS, id, fence_of(attempt, created))
+  note(id, 'leased', { a = attempt, w = worker, e = events })
+  uncount_queued(tenant)
+  redis.call('HINCRBY', COUNTERS, 'leased', 1)
+  leave_window(id, class, tenant)
+  return true
+end
+
 local function lease(ready, entry, id)
-  local record = record_key(id)
-  local state, current, at, owner, attempt, deadline, created, strikes, tenant, class, first, body =
-    unpack(redis.call('HMGET', record, 'state', 'entry', 'ready', 'worker', 'attempts', 'deadline',
-      'created', 'strikes', 'tenant', 'class', 'fingerprint', 'body'), 1, 12)
+  local state, current, at, owner, attempts, created =
+    read_record(id, 'state', 'entry', 'ready', 'worker', 'attempts', 'created')
   if not state or current ~= entry or at ~= ready then
     drop_read_entry(ready, entry)
     return { 'GONE' }
   end
   local time = now_ms()
-  local remaining = tonumber(deadline) - time
   if state == 'queued' then
-    if remaining <= 0 then
-      settle(id, 'expired', 'deadline_exceeded', 'the deadline passed while queued')
-      return { 'EXPIRED' }
-    end
-    attempt = redis.call('HINCRBY', record, 'attempts', 1)
-    first = first or fingerprint
-    redis.call('HSET', record, 'state', 'leased', 'worker', worker, 'leased', int(time),
-      'fingerprint', first, 'events_at_lease', redis.call('XLEN', log_key(id)))
-    redis.call('HSET', OWNERS, id, fence_of(attempt, created))
-    uncount_queued(tenant)
-    redis.call('HINCRBY', COUNTERS, 'leased', 1)
-    leave_window(id, class, tenant)
-  elseif owner ~= worker or redis.call('HGET', OWNERS, id) ~= fence_of(attempt, created) then
+    if not take(id, time) then return { 'EXPIRED' } end
+  elseif owner ~= worker or redis.call('HGET', OWNERS, id) ~= fence_of(attempts, created) then
     return { 'BUSY' }
   end
   -- Reached also by the holder itself, whose first reply was lost: it gets the same fence.
+  local attempt, deadline, not_before, strikes, tenant, first, body = read_record(id, 'attempts',
+    'deadline', 'not_before', 'strikes', 'tenant', 'fingerprint', 'body')
   return { 'OK', tonumber(attempt), fence_of(attempt, created), redis.call('XLEN', log_key(id)),
-    remaining, time - tonumber(created), tonumber(strikes), tenant, first, body }
+    tonumber(deadline) - time, time - tonumber(not_before or created), tonumber(strikes), tenant,
+    first, body }
 end
 
 local replies = {}

@@ -1,0 +1,71 @@
+-- Shared prelude, part 2 of 3: how a request gets into a ready stream.
+--
+-- A class stream holds at most `window` entries of one tenant and class, times the tenant's weight;
+-- the rest waits in that tenant's own list. FIFO over such windows is close to round robin and needs
+-- no scheduler.
+
+local function push(id, ready)
+  local entry = redis.call('XADD', ready_key(ready), '*', 'id', id)
+  redis.call('HSET', record_key(id), 'state', 'queued', 'ready', ready, 'entry', entry)
+  note(id, 'queued', { q = ready })
+end
+
+local function room_in_window(share, tenant)
+  local weight = tonumber(redis.call('HGET', WEIGHTS, tenant) or '1')
+  return options.window * weight - tonumber(redis.call('HGET', WINDOWS, share) or '0')
+end
+
+local function push_windowed(id, class, share)
+  redis.call('HINCRBY', WINDOWS, share, 1)
+  redis.call('HSET', record_key(id), 'windowed', '1')
+  push(id, class)
+end
+
+-- New work: into the ready stream, or `held` until the tenant's window has room.
+local function enter(id, class, tenant)
+  local share = share_of(class, tenant)
+  if room_in_window(share, tenant) > 0 then
+    push_windowed(id, class, share)
+    return 'queued'
+  end
+  redis.call('RPUSH', backlog_key(share), id)
+  redis.call('HSET', record_key(id), 'state', 'held')
+  note(id, 'held')
+  return 'held'
+end
+
+-- Fill the window of a share from its backlog. That is one request when one has left the window, more
+-- after the tenant's weight was raised, none while a lowered weight leaves it overfull.
+local function feed(class, tenant)
+  local share = share_of(class, tenant)
+  local room = room_in_window(share, tenant)
+  while room > 0 do
+    local id = redis.call('LPOP', backlog_key(share))
+    if not id then return end
+    -- Whoever was cancelled or has expired while waiting is still in the list: skip it.
+    if redis.call('HGET', record_key(id), 'state') == 'held' then
+      push_windowed(id, class, share)
+      room = room - 1
+    end
+  end
+end
+
+local function leave_window(id, class, tenant)
+  if redis.call('HGET', record_key(id), 'windowed') ~= '1' then return end
+  redis.call('HSET', record_key(id), 'windowed', '0')
+  local share = share_of(class, tenant)
+  if redis.call('HINCRBY', WINDOWS, share, -1) <= 0 then redis.call('HDEL', WINDOWS, share) end
+  feed(class, tenant)
+end
+
+-- Held, queued and delayed requests all count as queued.
+local function count_queued(tenant)
+  redis.call('HINCRBY', COUNTERS, 'queued', 1)
+  redis.call('HINCRBY', COUNTERS, 't:' .. tenant, 1)
+end
+
+local function uncount_queued(tenant)
+  redis.call('HINCRBY', COUNTERS, 'queued', -1)
+  local field = 't:' .. tenant
+  if redis.call('HINCRBY', COUNTERS, field, -1) <= 0 then redis.call('HDEL', COUNTERS, field) end
+end

@@ -1,0 +1,123 @@
+"""Steps of the random walk: what producers and operators do."""
+
+from __future__ import annotations
+
+import json
+
+from support_walk import Walk
+from tokenmill.dead_letters import DeadLetter
+
+LIVING = ("held", "queued", "delayed", "leased")
+
+
+def enqueue(walk: Walk) -> None:
+    _enqueue(walk)
+
+
+def enqueue_for_later(walk: Walk) -> None:
+    _enqueue(walk, delay_ms=40_000)
+
+
+def _enqueue(walk: Walk, **options: int) -> None:
+    """With further deadlines now and then; `pass_deadline` lets them pass."""
+    request_id, body = walk.new_id(), json.dumps({"prompt": walk.random.randrange(10**6)})
+    for name in ("queue_deadline_ms", "first_token_deadline_ms"):
+        if walk.random.random() < 0.3:
+            options[name] = walk.random.choice([60_000, 90_000])
+    reply = walk.call(
+        walk.calls.enqueue(
+            request_id,
+            body=body,
+            tenant=walk.random.choice("ab"),
+            priority_class=walk.random.choice("012"),
+            **options,
+        )
+    )
+    walk.outcomes[f"enqueue {reply.status} {reply.state}{reply.reason}"] += 1
+    if reply.status == "OK":
+        walk.memory.bodies[request_id] = body
+
+
+def enqueue_known_id(walk: Walk) -> None:
+    request_id = walk.some_id()
+    known = walk.memory.bodies.get(request_id or "")
+    if request_id is None or known is None:
+        return
+    same = walk.random.random() < 0.5
+    reply = walk.call(walk.calls.enqueue(request_id, body=known if same else known + " "))
+    walk.outcomes[f"enqueue {reply.status}"] += 1
+    assert reply.status == ("DUP" if same else "CONFLICT")
+
+
+def enqueue_too_large(walk: Walk) -> None:
+    reply = walk.call(walk.calls.enqueue(walk.new_id(), body="x" * 201))
+    assert reply.status == "TOO_LARGE"
+
+
+def xadd_plain(walk: Walk) -> None:
+    known = walk.some_id() if walk.random.random() < 0.3 else None
+    request_id = known or walk.new_id()
+    body = walk.random.choice(["{}", "{}", "{}", walk.memory.bodies.get(request_id), "x" * 201])
+    stream = walk.keys.ready(walk.random.choice("012"))
+    walk.client.xadd(stream, {"id": request_id, "body": body or "{}", "tenant": "a"})
+    walk.memory.plain.add(request_id)
+
+
+def xadd_junk(walk: Walk) -> None:
+    junk: list[dict[str, str]] = [{"x": "y"}, {"id": "no such"}, {"id": "{}", "body": "{}"}]
+    known = walk.some_id()
+    if known:
+        junk.append({"id": known})
+    walk.client.xadd(walk.keys.ready("1"), walk.random.choice(junk))
+
+
+def cancel(walk: Walk) -> None:
+    request_id = walk.some_id() or "no such"
+    before = walk.snapshot.records.get(request_id, {}).get("state")
+    reply = walk.call(walk.calls.cancel(request_id))
+    walk.outcomes[f"cancel {reply.cancelled}"] += 1
+    assert reply.cancelled == (before in LIVING)
+    assert reply.state == ("cancelled" if reply.cancelled else before)
+
+
+def set_memory_flag(walk: Walk) -> None:
+    walk.client.set(walk.keys.memory_flag, "1", px=60_000)
+
+
+def change_weight(walk: Walk) -> None:
+    tenant, weight = walk.random.choice("ab"), walk.random.choice([1, 1, 2, 3])
+    before = walk.snapshot.weights.get(tenant, 1)
+    assert walk.call(walk.calls.set_weight(tenant, weight)) == before
+    walk.outcomes[f"weight {'raised' if weight > before else 'set'}"] += 1
+
+
+def requeue_dead(walk: Walk) -> None:
+    """An operator queues a dead letter again, or mistakes a request for dead."""
+    request_id = walk.some_id("dead") or walk.some_id() or "no such"
+    record = walk.snapshot.records.get(request_id, {})
+    reply = walk.call(walk.calls.requeue_dead(request_id))
+    walk.outcomes[f"requeue_dead {reply.status}"] += 1
+    if record.get("state") != "dead":
+        assert (reply.status, reply.state) == (
+            ("NOT_DEAD", record["state"]) if record else ("UNKNOWN", "")
+        )
+    elif not record.get("body"):
+        assert (reply.status, reply.state) == ("NO_BODY", "dead")
+    else:
+        assert reply.status == "OK"
+        assert reply.created_ms > int(record["created"])
+        assert record["letter"] not in walk.take().dead_letters
+        walk.revive(request_id, record["body"])
+
+
+def purge(walk: Walk) -> None:
+    letters = DeadLetter.parse_all(walk.snapshot.dead_letters.items())
+    chosen = walk.random.sample(letters, k=min(len(letters), 2))
+    removed = walk.call(walk.calls.purge(chosen))
+    assert removed == len(chosen)
+    for letter in chosen:
+        record = walk.snapshot.records.get(letter.request_id, {})
+        if record.get("letter") == letter.entry_id:
+            walk.outcomes["purge"] += 1
+            assert letter.request_id not in walk.take().records
+            walk.forget(letter.request_id)
