@@ -8,6 +8,7 @@ value, `expected_output`, whatever was batched, cached, preempted or resumed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ def make_request(
     output: Sequence[int] = (),
     priority: int = 0,
     cache_salt: str | None = None,
+    alone: bool = False,
     **params: object,
 ) -> Request:
     """`prompt`: token ids, or how many; then they are unlike those of every other request id."""
@@ -44,6 +46,7 @@ def make_request(
         eos_token_ids=frozenset({EOS}),
         priority=priority,
         cache_salt=cache_salt,
+        alone=alone,
     )
 
 
@@ -60,7 +63,7 @@ def make_scheduler(
 
 
 def kv_of(scheduler: Scheduler) -> KVCacheManager:
-    return scheduler._kv
+    return scheduler.kv
 
 
 def invented_token(token_ids: Sequence[int]) -> int:
@@ -145,6 +148,8 @@ class Driver:
     def __post_init__(self) -> None:
         self.model = InventedModel(self.scheduler)
         self.requests: list[Request] = []
+        self.overtaken: Counter[int] = Counter()  # by id(request): all requests are kept alive
+        self._proven: set[int] = set()  # those that got a token since they were last admitted
         self.steps: list[SchedulerOutput] = []
 
     def add(self, *requests: Request) -> None:
@@ -161,8 +166,10 @@ class Driver:
         self._check_limits(output)
         self._check_decode_first(output, was_running, lacking)
         self._check_order(output, was_running)
+        self._check_quarantine(output, was_running)
         self.in_flight(output)
         updated = self.scheduler.update_from_output(output, self.model.run(output))
+        self._proven |= set(map(id, updated))
         self.scheduler.check_invariants()
         return updated
 
@@ -199,21 +206,30 @@ class Driver:
             assert leader.request_id in scheduled, "the leader must proceed"
 
     def _check_order(self, output: SchedulerOutput, was_running: list[Request]) -> None:
-        """Nobody was admitted before someone who ranks ahead of it."""
+        """Who was admitted before someone that ranks ahead of it did so within the bound."""
         admitted = [i.request for i in output.scheduled if i.request not in was_running]
         assert not (admitted and output.preempted), "nobody is admitted in a step that preempts"
+        assert admitted == sorted(admitted, key=self.rank)
         waiting = [
             r for r in self.requests if r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         ]
-        assert waiting == [] or not admitted or self.rank_last(admitted) < self.rank_first(waiting)
+        for other in waiting:
+            passed_by = sum(self.rank(request) > self.rank(other) for request in admitted)
+            assert not passed_by or other.status is RequestStatus.WAITING, "its stream stands still"
+            self.overtaken[id(other)] += passed_by
+            assert self.overtaken[id(other)] <= self.scheduler.config.max_overtakes
+
+    def _check_quarantine(self, output: SchedulerOutput, was_running: list[Request]) -> None:
+        """While a suspect is prefilled, nobody else is, and nobody is admitted."""
+        admitted = [i.request for i in output.scheduled if i.request not in was_running]
+        self._proven -= set(map(id, (*admitted, *output.preempted)))
+        prefilling = [i.request for i in output.scheduled if id(i.request) not in self._proven]
+        if any(request.alone for request in prefilling):
+            assert len(prefilling) == 1, "a suspect is prefilled alone"
+        if any(request.alone and id(request) not in self._proven for request in was_running):
+            assert not admitted, "nobody enters while a suspect is prefilled"
 
     def rank(self, request: Request) -> tuple[int, ...]:
         if self.scheduler.config.policy == "priority":
             return (request.priority, request.arrival)
         return (request.arrival,)
-
-    def rank_first(self, requests: list[Request]) -> tuple[int, ...]:
-        return min(map(self.rank, requests))
-
-    def rank_last(self, requests: list[Request]) -> tuple[int, ...]:
-        return max(map(self.rank, requests))

@@ -21,6 +21,8 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
     policy: SchedulingPolicy = "fcfs"
+    #: How many later requests may start before one for which there are no blocks yet.
+    max_overtakes: int = 8
     #: LongRoPE changes its frequencies when a request grows past this many tokens: everything
     #: cached until then must be computed again (None: the model has no such switch).
     rope_switch_tokens: int | None = None
@@ -28,6 +30,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             _at_least(field, getattr(self, field), 1)
+        _at_least("max_overtakes", self.max_overtakes, 0)
         _one_of("scheduling_policy", self.policy, get_args(SchedulingPolicy))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -10,7 +10,8 @@ EngineError
 │   └── RequestTooLarge    prompt + max_tokens can never fit into the KV cache
 ├── DuplicateRequest       the id is already running
 ├── ResumeMismatch         published tokens cannot belong to this request
-└── SamplingFailed         the logits of one request leave no token to choose
+├── SamplingFailed         the logits of one request leave no token to choose
+└── StepFailed             the model cannot compute one request, not even alone
 """
 
 
@@ -71,3 +72,17 @@ class SamplingFailed(EngineError):
             "allowed_token_ids, bad_words and min_tokens leave none"
         )
         self.request_id = request_id
+
+
+class StepFailed(EngineError):
+    """The model failed on one request, also on that one alone; no neighbour is affected.
+
+    `reason` is the type of what was raised: its text might quote a prompt.
+    """
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(
+            f"request {request_id}: the model cannot compute it ({reason}), not even alone"
+        )
+        self.request_id = request_id
+        self.reason = reason

@@ -11,24 +11,21 @@ import logging
 from collections.abc import Callable, Sequence
 
 from .config import EngineConfig, SchedulerConfig
+from .draw import NO_TOKEN
 from .errors import DuplicateRequest
 from .generation_defaults import GenerationDefaults
 from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
 from .kv_cache_manager import KVCacheManager
 from .model_loader import load_runner
 from .model_runner import ModelRunner
-from .outputs import (
-    EngineStats,
-    ModelRunnerOutput,
-    RequestOutput,
-    SampledToken,
-    SchedulerOutput,
-)
+from .out_of_memory import is_out_of_memory
+from .outputs import EngineStats, ModelRunnerOutput, RequestOutput, SampledToken, SchedulerOutput
 from .request import FinishReason, Request
 from .sampler import Sampler
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence_text import SequenceText
+from .step_recovery import StepRecovery, StepResult
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -56,6 +53,9 @@ class LLMEngine:
         self.runner = runner
         self.scheduler = scheduler
         self._sampler = sampler
+        self._steps = StepRecovery(
+            scheduler, scheduler.kv, compute=self._compute, is_out_of_memory=is_out_of_memory
+        )
         self._seed = seed
         self._texts: dict[str, SequenceText] = {}
         self._replayed: list[
@@ -121,8 +121,9 @@ class LLMEngine:
         emitted_chars: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        alone: bool = False,
     ) -> None:
-        """Queues a request; its outputs come from `step()`.
+        """Queues a request; its outputs come from `step()`. A suspect is prefilled `alone`.
 
         A successor of a lost worker passes the tokens already published as `output_token_ids` and
         the length of the text that went with them as `emitted_chars`: the request continues behind
@@ -145,6 +146,7 @@ class LLMEngine:
             seed=params.seed if params.seed is not None else derive_seed(self._seed, request_id),
             priority=priority,
             cache_salt=cache_salt,
+            alone=alone,
         )
         text = SequenceText(request, self.tokenizer)
         text.replay(self.scheduler.config, emitted_chars)
@@ -163,23 +165,30 @@ class LLMEngine:
             self._sampler.forget(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """Computes one step; returns what it added to each request that got a token or ended."""
+        """Computes one step; returns what it added to each request that got a token or ended.
+
+        A request that the model cannot compute ends with `StepFailed`. Raises what the model raised
+        when that is not the fault of single requests (see `step_recovery`).
+        """
         replayed, self._replayed = self._replayed, []
         outputs = [self._report(text, None) for text in replayed]
-        plan = self.scheduler.schedule()
-        if plan.scheduled:
-            outputs.extend(self._book(plan, self.runner.execute(plan, self._sampler)))
+        outputs.extend(self._book(self._steps.run()))
         return outputs
 
-    def _book(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestOutput]:
-        tokens = dict(
-            zip((item.request.request_id for item in plan.sampling), result.sampled, strict=True)
-        )
+    def _compute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        return self.runner.execute(plan, self._sampler)
+
+    def _book(self, result: StepResult) -> list[RequestOutput]:
+        sampling = (item.request.request_id for item in result.plan.sampling)
+        tokens = dict(zip(sampling, result.output.sampled, strict=True))
+        for error in result.failures:
+            tokens[error.request_id] = SampledToken(NO_TOKEN, error=error)
         failed = [request_id for request_id, token in tokens.items() if token.error is not None]
         for request_id in failed:
             # Before the update, which then passes over the request and its token.
             self.scheduler.finish(self._texts[request_id].request, FinishReason.ERROR)
-        self.scheduler.update_from_output(plan, result)
+        if result.plan.scheduled:
+            self.scheduler.update_from_output(result.plan, result.output)
         return [
             self._report(self._texts[request_id], token) for request_id, token in tokens.items()
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import SamplingFailed
+from .errors import EngineError
 from .request import FinishReason, Request
 
 
@@ -63,7 +63,7 @@ class SampledToken:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    error: SamplingFailed | None = None
+    error: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,20 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_prefill_chunks: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    error: SamplingFailed | None = None  # why, when `finish_reason` is ERROR
+    error: EngineError | None = None  # why, when `finish_reason` is ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """One that is not running (any more), as it stands in the queue."""
+
+    request_id: str
+    num_tokens: int  # known ones: what needs blocks before it starts
+    is_blocked: bool  # there were no blocks for it when it was last tried
+    overtakes_left: int  # so many others may still start before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +112,9 @@ class EngineStats:
     num_waiting: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0  # includes cached blocks that nobody references
+    block_size: int = 1  # tokens
+    num_prefill_blocks: int = 0  # those of running requests that are still being prefilled
+    waiting: tuple[WaitingRequest, ...] = ()  # the first of the queue
     num_batched_tokens: int = 0  # rows of the last step
     steps_total: int = 0
     prompt_tokens_total: int = 0  # computed, so without prefix cache hits
@@ -109,6 +123,8 @@ class EngineStats:
     recomputed_tokens_total: int = 0
     prefix_cache_queries_total: int = 0  # in tokens, as vLLM counts them
     prefix_cache_hits_total: int = 0
+    oom_retries_total: int = 0  # steps done again, smaller, because memory ran out
+    isolated_failures_total: int = 0  # requests that ended because they failed a step even alone
     extra: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Protocol
 
 from .config import SchedulingPolicy
@@ -70,6 +70,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         """In queue order; O(n log n)."""
         return (request for _, request in sorted(self._live.values(), key=lambda entry: entry[0]))
+
+    def first(self, count: int) -> list[Request]:
+        """At most so many, in queue order; O(n)."""
+        entries = nsmallest(count, self._live.values(), key=lambda entry: entry[0])
+        return [request for _, request in entries]
 
     def push(self, request: Request) -> None:
         entry = (self._policy.rank(request), request)

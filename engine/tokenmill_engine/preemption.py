@@ -16,6 +16,13 @@ reserve exceeds the pool it waits until it runs alone, and whoever is admitted a
 it. Under `fcfs` that makes at most 1 + log2(number of blocks) preemptions; under `priority` each
 more urgent arrival can add one. After a preemption nobody is admitted in the same step.
 
+Overtaking (see `admission`) leaves both arguments whole. With nothing running, the first of the
+queue is tried first and fits, so whoever is admitted alone still ranks before all who wait. And a
+request can be passed only so often, a passer that is preempted and passes again included, so each
+becomes the first to be admitted, and then the leader, after a bounded number of others.
+
+Out of memory in a step preempts as well (`Scheduler.relieve`); those preemptions come on top.
+
 Two blocks per running request, because in a simulation (mixed lengths, a pool for some 14 of 64
 requests) a third of all rows were recomputed without a reserve, 12 % with one block and 8 % with
 two, at the same number of requests running; four blocks ran fewer for no gain in time.
@@ -51,6 +58,12 @@ class Preemption:
             if request is not leader and (request.block_ids or request is requester)
         ]
         return min(candidates, key=self._victim_rank)
+
+    def cheapest(self, running: Collection[Request], count: int) -> list[Request]:
+        """The `count` that lose least, to shrink a step that was too large; never the leader."""
+        leader = min(running, key=self._policy.rank)
+        others = [request for request in running if request is not leader]
+        return sorted(others, key=self._victim_rank)[: max(count, 0)]
 
     def reserve_blocks(self, request: Request, num_running: int) -> int:
         """Blocks that must stay free when `request` is admitted beside `num_running` others."""

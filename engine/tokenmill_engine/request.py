@@ -36,6 +36,7 @@ class Request:
     """
 
     __slots__ = (
+        "alone",
         "arrival",
         "block_hashes",
         "block_ids",
@@ -44,10 +45,13 @@ class Request:
         "finish_reason",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_overtaken",
         "num_preemptions",
+        "num_prefill_chunks",
         "num_prompt_tokens",
         "params",
         "peak_computed_tokens",
+        "prefill_end",
         "priority",
         "request_id",
         "rope_regime",
@@ -68,6 +72,7 @@ class Request:
         seed: int = 0,
         priority: int = 0,
         cache_salt: str | None = None,
+        alone: bool = False,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -77,12 +82,16 @@ class Request:
         self.seed = seed  # always set: params.seed, or one that the engine derived
         self.priority = priority  # lower runs first, as in vLLM
         self.cache_salt = cache_salt
+        self.alone = alone  # a suspect, see `quarantine`
         self.arrival = 0  # set by Scheduler.add: a counter, not a clock
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.peak_computed_tokens = 0  # how far they ever were, before preemptions
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at the first admission
+        self.prefill_end = 0  # how many tokens were known at the last admission
+        self.num_prefill_chunks = 0  # steps that computed some of those, over all admissions
         self.num_preemptions = 0
+        self.num_overtaken = 0  # later requests that were admitted first, for want of blocks
         self.block_ids: list[int] = []  # the block table, in position order
         self.rope_regime = ""  # set by the scheduler: "short" or "long" if the model is LongRoPE
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as they were hashed
@@ -100,6 +109,11 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Of a running request: whether tokens it was admitted with are still to be computed."""
+        return self.num_computed_tokens < self.prefill_end
 
     @property
     def is_finished(self) -> bool:

@@ -41,13 +41,12 @@ class RequestBook:
         self.waiting.push(request)
 
     def admit(self, request: Request, num_cached_tokens: int) -> None:
-        """Starts the next of the queue, which has its blocks by now."""
-        if self.waiting.pop() is not request:
-            raise ValueError(f"{request!r} is not the next in the queue")
+        """Starts a request that was just taken from the queue and has its blocks by now."""
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached_tokens
+        request.prefill_end = request.num_tokens
         self.running[request.request_id] = request
 
     def preempt(self, request: Request) -> None:

@@ -9,6 +9,7 @@ that lacks more. The contract of `schedule` and `update_from_output` is vLLM V1'
 from __future__ import annotations
 
 from .acceptance import check_acceptable
+from .admission import Admission
 from .config import SchedulerConfig
 from .errors import DuplicateRequest
 from .kv_cache_manager import KVCacheManager
@@ -19,6 +20,7 @@ from .request import FinishReason, Request, RequestStatus
 from .request_book import RequestBook
 from .scheduler_stats import SchedulerStats
 from .step_builder import StepBuilder
+from .step_limits import StepLimits
 from .stopping import check_stop
 
 
@@ -33,10 +35,19 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
         self.stats = SchedulerStats()
-        self._kv = kv
+        self.limits = StepLimits(config)
+        self.kv = kv
         self._policy = make_policy(config.policy)
         self._preemption = Preemption(self._policy, kv)
         self._book = RequestBook(self._policy, kv)
+        self._admission = Admission(
+            self._book,
+            kv,
+            preemption=self._preemption,
+            limits=self.limits,
+            stats=self.stats,
+            max_overtakes=config.max_overtakes,
+        )
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -58,7 +69,7 @@ class Scheduler:
         """
         if self._book.get(request.request_id) is not None:
             raise DuplicateRequest(f"request {request.request_id} is already waiting or running")
-        check_acceptable(request, self.config, self._kv)
+        check_acceptable(request, self.config, self.kv)
         request.rope_regime = self._rope_regime(request)
         self._book.add(request)
 
@@ -78,15 +89,30 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plans one step: running requests first, then waiting ones into what the budget leaves."""
-        step = StepBuilder(self.config.max_num_batched_tokens)
+        step = StepBuilder(self.limits.num_tokens)
         self._schedule_running(step)
-        self._schedule_waiting(step)
+        self._admission.fill(step)
         return step.build()
+
+    def relieve(self, output: SchedulerOutput) -> bool:
+        """After `output` ran out of memory: preempts half of the running, and halves the limits.
+
+        False if there is nothing to gain, because it held a single row.
+        """
+        if output.num_batched_tokens <= 1:
+            return False
+        running = self._book.running
+        self.limits.halve(output.num_batched_tokens, len(running))
+        num_victims = len(running) - self.limits.num_seqs
+        for victim in self._preemption.cheapest(running.values(), num_victims):
+            self._book.preempt(victim)
+            self.stats.preemptions_total += 1
+        return True
 
     def _schedule_running(self, step: StepBuilder) -> None:
         """Decodes, then prompt chunks in the policy's order; each may preempt others for blocks.
 
-        `max_num_batched_tokens >= max_num_seqs` leaves a token for the first prompt chunk.
+        No more requests run than a step has rows, which leaves one for the first prompt chunk.
         """
         for request in self._decodes_then_chunks():
             if step.budget == 0:
@@ -95,24 +121,6 @@ class Scheduler:
                 continue  # preempted by one before it
             if self._make_room(request, step):
                 step.add(request)
-
-    def _schedule_waiting(self, step: StepBuilder) -> None:
-        """Admits strictly in the policy's order: if the first does not fit, nobody overtakes it."""
-        waiting, running = self._book.waiting, self._book.running
-        while waiting and step.budget and not step.preempted:
-            if len(running) == self.config.max_num_seqs:
-                break
-            request = waiting.peek()
-            num_cached = self._kv.find_cached_prefix(request)
-            reserve = self._preemption.reserve_blocks(request, len(running))
-            if not self._kv.allocate(
-                request, request.num_tokens, num_cached_tokens=num_cached, reserve_blocks=reserve
-            ):
-                break
-            if request.status is RequestStatus.WAITING and self._kv.enable_prefix_caching:
-                self.stats.book_prefix_query(request, num_cached)
-            self._book.admit(request, num_cached)
-            step.add(request)
 
     def _decodes_then_chunks(self) -> list[Request]:
         decodes: list[Request] = []
@@ -125,7 +133,7 @@ class Scheduler:
 
     def _make_room(self, request: Request, step: StepBuilder) -> bool:
         """Gets blocks for all known tokens, by preemption if need be; False if it hit itself."""
-        while not self._kv.allocate(request, request.num_tokens):
+        while not self.kv.allocate(request, request.num_tokens):
             victim = self._preemption.choose_victim(self._book.running.values(), request)
             self._preempt(victim, step)
             if victim is request:
@@ -158,7 +166,7 @@ class Scheduler:
                 continue
             self.stats.book_computed(item)
             request.num_computed_tokens = item.end
-            self._kv.cache_full_blocks(request)
+            self.kv.cache_full_blocks(request)
             if token is not None:
                 self._append_token(request, token.token_id)
                 updated.append(request)
@@ -179,6 +187,7 @@ class Scheduler:
         It keeps running, without blocks, and its hashes start over under the new regime.
         """
         self._book.forget_computed(request)
+        request.prefill_end = request.num_tokens
         request.rope_regime = self._rope_regime(request)
         request.block_hashes.clear()
 
@@ -189,12 +198,17 @@ class Scheduler:
         return "long" if request.num_tokens > switch else "short"
 
     def engine_stats(self) -> EngineStats:
-        return self.stats.snapshot(
+        prefilling = (r for r in self._book.running.values() if r.is_prefilling)
+        present = EngineStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            num_blocks=self._kv.num_blocks,
-            num_free_blocks=self._kv.num_free_blocks,
+            num_blocks=self.kv.num_blocks,
+            num_free_blocks=self.kv.num_free_blocks,
+            block_size=self.kv.block_size,
+            num_prefill_blocks=sum(len(request.block_ids) for request in prefilling),
+            waiting=self._admission.report(),
         )
+        return self.stats.snapshot(present)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books disagree; O(pool), for tests and an idle engine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from .outputs import EngineStats, ScheduledRequest, SchedulerOutput
 from .request import Request
@@ -20,6 +20,8 @@ class SchedulerStats:
     recomputed_tokens_total: int = 0  # computed before, then lost to preemption or the RoPE switch
     prefix_cache_queries_total: int = 0  # in tokens; a request asks once, at its first admission
     prefix_cache_hits_total: int = 0
+    oom_retries_total: int = 0
+    isolated_failures_total: int = 0
 
     def book_prefix_query(self, request: Request, num_cached_tokens: int) -> None:
         self.prefix_cache_queries_total += request.num_tokens
@@ -32,6 +34,8 @@ class SchedulerStats:
     def book_computed(self, item: ScheduledRequest) -> None:
         """Sorts the rows of an item that ran into recomputed ones and new prompt tokens."""
         request, start, end = item.request, item.start, item.end
+        if start < request.prefill_end:
+            request.num_prefill_chunks += 1
         peak, num_prompt = request.peak_computed_tokens, request.num_prompt_tokens
         if start < peak:
             self.recomputed_tokens_total += min(end, peak) - start
@@ -40,20 +44,6 @@ class SchedulerStats:
         if end > peak:
             request.peak_computed_tokens = end
 
-    def snapshot(
-        self, *, num_running: int, num_waiting: int, num_blocks: int, num_free_blocks: int
-    ) -> EngineStats:
-        return EngineStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_blocks=num_blocks,
-            num_free_blocks=num_free_blocks,
-            num_batched_tokens=self.num_batched_tokens,
-            steps_total=self.steps_total,
-            prompt_tokens_total=self.prompt_tokens_total,
-            generation_tokens_total=self.generation_tokens_total,
-            preemptions_total=self.preemptions_total,
-            recomputed_tokens_total=self.recomputed_tokens_total,
-            prefix_cache_queries_total=self.prefix_cache_queries_total,
-            prefix_cache_hits_total=self.prefix_cache_hits_total,
-        )
+    def snapshot(self, present: EngineStats) -> EngineStats:
+        """`present`, which says how things stand, with these counters."""
+        return replace(present, **asdict(self))

@@ -71,6 +71,7 @@ class SequenceText:
             num_cached_tokens=request.num_cached_tokens,
             num_output_tokens=request.num_output_tokens,
             num_preemptions=request.num_preemptions,
+            num_prefill_chunks=request.num_prefill_chunks,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=None if sampled is None else sampled.error,

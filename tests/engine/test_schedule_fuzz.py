@@ -108,6 +108,7 @@ class Run:
                 max_num_batched_tokens=rng.randint(num_seqs, facts.max_num_batched_tokens),
                 max_model_len=facts.max_model_len,
                 policy=rng.choice(("fcfs", "priority")),
+                max_overtakes=rng.choice((0, 1, 8)),
                 rope_switch_tokens=facts.rope_switch_tokens,
             ),
             self.kv,
@@ -184,7 +185,7 @@ def test_the_schedules_are_many_and_do_preempt_and_share() -> None:
     runs = [Run(subject_of("llama"), seed) for seed in range(12)]
     for run in runs:
         run.check()
-    assert sum(run.preemptions > 0 for run in runs) >= 3
+    assert sum(run.preemptions > 0 for run in runs) >= 2
     assert sum(run.cached_tokens > 0 for run in runs) >= 3
 
 

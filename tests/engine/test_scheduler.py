@@ -73,18 +73,6 @@ def test_a_full_house_admits_nobody() -> None:
     assert driver.requests[2].status is RequestStatus.RUNNING
 
 
-def test_a_big_request_at_the_head_is_not_overtaken() -> None:
-    driver = Driver(make(num_blocks=12, block_size=4, max_num_batched_tokens=200))
-    driver.add(make_request("a", 16, max_tokens=5, ignore_eos=True))
-    driver.step()
-    driver.add(make_request("big", 32, max_tokens=4), make_request("small", 2, max_tokens=4))
-    for _ in range(3):
-        driver.step()
-        assert driver.scheduler.num_waiting == 2
-    driver.run()
-    assert outputs_are_right(driver)
-
-
 def test_the_most_urgent_is_admitted_first_under_priority() -> None:
     driver = Driver(make(policy="priority", max_num_seqs=1))
     driver.add(*(make_request(f"r{i}", 3, max_tokens=1, priority=p) for i, p in enumerate((2, 0))))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support_engine import Driver, expected_output, kv_of, make_request, make_scheduler
 from tokenmill_engine.outputs import SchedulerOutput
-from tokenmill_engine.request import FinishReason, Request
+from tokenmill_engine.request import FinishReason, Request, RequestStatus
 
 #: Prompts share beginnings of these, so that prefix hits are the rule.
 SHARED = ([1 + i * 7 % 39 for i in range(48)], [1 + i * 11 % 39 for i in range(48)])
@@ -34,6 +34,7 @@ class Arrival:
     cache_salt: str | None
     abort_after_steps: int | None
     abort_in_flight: bool
+    alone: bool
 
 
 def mostly(value: object, others: st.SearchStrategy) -> st.SearchStrategy:
@@ -54,6 +55,7 @@ arrivals = st.builds(
     cache_salt=mostly(None, st.just("tenant")),
     abort_after_steps=mostly(None, st.integers(0, 30)),
     abort_in_flight=st.booleans(),
+    alone=mostly(False, st.booleans()),
 )
 
 
@@ -70,6 +72,7 @@ def schedulers(draw: st.DrawFn):
         max_model_len=min(num_blocks * block_size, draw(mostly(64, st.integers(16, 64)))),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         rope_switch_tokens=draw(mostly(None, st.integers(3, 40))),
+        max_overtakes=draw(mostly(8, st.integers(0, 3))),
     )
 
 
@@ -85,7 +88,7 @@ def request_of(index: int, arrival: Arrival, driver: Driver) -> Request:
     }
     whole, _ = expected_output(make_request("", prompt, **settings), config)
     known = whole[: min(arrival.num_known_output, len(whole) - 1)]
-    return make_request(f"r{index}", prompt, output=known, **settings)
+    return make_request(f"r{index}", prompt, output=known, alone=arrival.alone, **settings)
 
 
 class Load:
@@ -208,3 +211,46 @@ def test_an_overload_of_growing_requests_ends_in_order_of_arrival_almost(
     check_endings(driver)
     check_preemptions(driver)
     assert ended == sorted(ended)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    max_overtakes=st.integers(0, 6),
+    num_blocks=st.integers(16, 40),
+    share=st.floats(0.4, 1.0),
+    small_tokens=st.integers(2, 12),
+)
+def test_a_big_request_starts_within_a_bound_beside_endless_small_ones(
+    max_overtakes, num_blocks, share, small_tokens
+) -> None:
+    """Small ones arrive in every step; the big one waits for those before it and so many after."""
+    block_size = 2
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_overtakes=max_overtakes,
+        max_num_seqs=64,
+        max_num_batched_tokens=128,
+        max_model_len=num_blocks * block_size,
+    )
+    driver = Driver(scheduler)
+
+    def add_small() -> None:
+        index = len(driver.requests)
+        driver.add(make_request(f"r{index}", 2, max_tokens=small_tokens, ignore_eos=True))
+
+    for _ in range(num_blocks):
+        add_small()
+        driver.step()
+    num_before = len(driver.requests)
+    big = make_request("big", int(share * num_blocks * block_size) - 2, max_tokens=2)
+    driver.add(big)
+    while big.status is RequestStatus.WAITING:
+        add_small()
+        driver.step()
+        # All before it and all that may pass it, one after another and each computed twice.
+        limit = num_blocks + (num_before + max_overtakes) * 2 * (small_tokens + 2)
+        assert len(driver.steps) <= limit
+    assert driver.overtaken[id(big)] <= max_overtakes
+    driver.run()
+    check_endings(driver)
