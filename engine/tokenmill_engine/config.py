@@ -10,7 +10,7 @@ from .errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-AttentionBackendName = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class EngineConfig:
     seed: int = 0
     trust_remote_code: bool = False
     enforce_eager: bool = False
-    attention_backend: AttentionBackendName = "auto"  # auto: native where it can be built
+    kernels: Kernels = "auto"  # auto: our native ones where they can be built and pay
     num_threads: int | None = None  # torch threads on CPU; None: torch's own choice
     skip_self_test: bool = False  # the numeric self-test at start-up
 
@@ -86,7 +86,7 @@ class EngineConfig:
         if not 0 <= self.seed < 2**63:
             raise ConfigError("seed", "must be between 0 and 2**63 - 1")
         _one_of("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
-        _one_of("attention_backend", self.attention_backend, get_args(AttentionBackendName))
+        _one_of("kernels", self.kernels, get_args(Kernels))
 
 
 def _at_least(field: str, value: int | None, minimum: int) -> None:

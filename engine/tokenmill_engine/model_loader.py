@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from .attention import AttentionBackend
-from .attention_backends import choose_backend
 from .checkpoint import LoadedModel, Progress, load_model
 from .config import EngineConfig
 from .errors import ConfigError
+from .kernel_choice import choose_attention, prepare_linears
 from .kv_budget import KVBudget, cpu_cache_bytes, cuda_cache_bytes, plan_kv_budget
 from .kv_cache import allocate_kv_cache, bytes_per_block
 from .long_rope import install_long_rope
@@ -68,10 +68,12 @@ def build_runner(
     parts = _Parts(
         loaded=loaded,
         backend=backend
-        or choose_backend(config.attention_backend, probed.specs.values(), loaded.device),
+        or choose_attention(config.kernels, probed.specs.values(), loaded.device),
         probed=probed,
         rope_switch_tokens=install_long_rope(loaded.model),
     )
+    report("preparing the linear layers")
+    prepare_linears(config.kernels, loaded.model, loaded.dtype, loaded.device)
     limits = _effective_limits(config, loaded)
     if not config.skip_self_test:
         report("testing the model on its own weights")

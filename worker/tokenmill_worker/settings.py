@@ -26,10 +26,10 @@ from tokenmill import limits
 from tokenmill.errors import ConfigurationError
 from tokenmill.keys import Keyspace
 from tokenmill_engine.config import (
-    AttentionBackendName,
     Device,
     DType,
     EngineConfig,
+    Kernels,
     SchedulingPolicy,
 )
 from tokenmill_engine.errors import ConfigError
@@ -168,8 +168,8 @@ class Settings(QueueSettings):
         False, description="Run Python code that comes with the model. Read it first."
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs.")
-    attention_backend: AttentionBackendName = Field(
-        "auto", description="native: our kernel for CPUs; torch: plain torch; auto: the best here."
+    kernels: Kernels = Field(
+        "auto", description="native: our own for CPUs; torch: plain torch; auto: the best here."
     )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; torch's choice if unset.")
     skip_self_test: bool = Field(False, description="Skip the numeric check of the loaded model.")
