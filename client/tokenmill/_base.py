@@ -21,8 +21,6 @@ from .scripts import ScriptCall
 
 #: A server that never answered is not waited for: the address is wrong more often than not.
 FIRST_CONTACT_S: Final = 1.0
-#: After the deadline a worker has this long to say so, before the client stops waiting.
-GRACE_S: Final = 10.0
 #: The record fields of a stream's `RecordHead`.
 HEAD_FIELDS: Final = ("created", "end_seq")
 
@@ -84,7 +82,7 @@ class BaseLink:
             body=submission.body,
             tenant=submission.tenant,
             priority_class=submission.priority_class,
-            deadline_ms=max(1, round(submission.deadline_s * 1000)),
+            **submission.timing.enqueue_options(),
         )
 
 
@@ -93,7 +91,7 @@ def plan_of(submission: Submission, *, cancel_on_exit: bool = True) -> StreamPla
     return StreamPlan(
         request_id=submission.request_id,
         submission=submission,
-        timeout_s=submission.deadline_s + GRACE_S,
+        timeout_s=submission.timing.patience_s(),
         cancel_on_exit=cancel_on_exit,
     )
 
@@ -129,11 +127,14 @@ def accepted(submission: Submission, reply: EnqueueReply) -> Handle:
             raise RequestTooLarge("prompt", "the encoded request is over the queue's limit")
         case EnqueueStatus.FULL:
             what = "Redis is short of memory" if reply.reason == "memory" else "the queue is full"
-            raise QueueFull(f"{what} ({reply.queued} requests wait)", retry_after_s=2.0)
+            raise QueueFull(
+                f"{what} ({reply.queued} requests wait)", retry_after_s=reply.retry_after_s
+            )
         case EnqueueStatus.TENANT_FULL:
             raise QueueFull(
                 f"tenant {submission.tenant} has {reply.queued} requests waiting, its full share",
                 code="tenant_full",
+                retry_after_s=reply.retry_after_s,
             )
 
 

@@ -98,8 +98,10 @@ class Client:
         """Continue text or token ids, and wait for the whole answer.
 
         `params` are the fields of `SamplingParams` (or one such object as `sampling_params`) and
-        `request_id`, `priority` ("high", "normal", "low"), `deadline_s`, `tenant`, `model`,
-        `meta`. Leaving early, as by Ctrl-C, cancels the request.
+        `request_id`, `priority` ("high", "normal", "low"), `tenant`, `model`, `meta`, `not_before`
+        (an aware datetime, a timedelta or seconds since the epoch; at most a day ahead),
+        `deadline_s`, `queue_deadline_s` (until a worker takes it), `first_token_deadline_s`.
+        Leaving early, as by Ctrl-C, cancels the request.
 
         Raises:
             InvalidRequest: a wrong value; nothing was sent. Also its kinds UnsupportedParameter

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ._async_link import AsyncLink
 from ._async_stream import AsyncTokenStream
-from ._base import GRACE_S
 from ._link import Link
 from ._progress import Progress, reporting
 from ._requests import Prompt, RequestParams, Submission
@@ -64,7 +63,7 @@ class Window:
     def next_answer(self) -> StreamPlan:
         """The stream of the request whose answer comes next."""
         first = self.under_way[0]
-        return StreamPlan(request_id=first.request_id, timeout_s=first.deadline_s + GRACE_S)
+        return StreamPlan(request_id=first.request_id, timeout_s=first.timing.patience_s())
 
     def refused(self, submission: Submission, error: QueueFull) -> None:
         """Keep it for when an answer has made room. Raises if no answer is awaited."""

@@ -9,12 +9,14 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from . import limits
+from ._timing import Timing, check_timing
 from ._validation import check_json, check_number, check_text, explain
 from .errors import InvalidRequest, RequestTooLarge, UnsupportedParameter
 from .keys import PRIORITIES
@@ -30,7 +32,10 @@ class RequestOptions(TypedDict, total=False):
 
     request_id: str
     priority: str  # high, normal, low
-    deadline_s: float
+    deadline_s: float  # until the end, from the enqueue or `not_before`
+    queue_deadline_s: float | None  # until a worker takes it
+    first_token_deadline_s: float | None
+    not_before: datetime | timedelta | float | None  # with a time zone; from now; since the epoch
     tenant: str
 
 
@@ -77,7 +82,7 @@ class Submission:
     body: str
     tenant: str
     priority_class: str
-    deadline_s: float
+    timing: Timing
     is_private: bool
 
 
@@ -113,13 +118,12 @@ def build(prompt: Prompt, params: Mapping[str, Any], defaults: RequestOptions) -
         raise InvalidRequest("priority", f"must be one of {', '.join(PRIORITIES)}")
     field, value = _prompt_field(prompt)
     body = _encode(field, {field: value, **_request_fields(params, request_id)})
-    deadline_s = options.get("deadline_s", limits.DEFAULT_DEADLINE_S)
     return Submission(
         request_id=request_id,
         body=body,
         tenant=check_tenant(options.get("tenant", "default")),
         priority_class=PRIORITIES[priority],
-        deadline_s=check_number("deadline_s", deadline_s, low=0, high=limits.MAX_DEADLINE_S),
+        timing=check_timing(options),
         is_private="request_id" not in options,
     )
 

@@ -96,7 +96,7 @@ class QueueCalls:
         body: str,
         tenant: str = DEFAULT_TENANT,
         priority_class: str = "1",
-        delay_ms: int = 0,
+        delay_ms: int | None = None,
         deadline_ms: int | None = None,
         queue_deadline_ms: int | None = None,
         first_token_deadline_ms: int | None = None,

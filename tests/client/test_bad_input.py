@@ -194,7 +194,7 @@ def test_none_is_the_same_as_leaving_a_field_out() -> None:
     everything = dict.fromkeys(RequestParams.__annotations__)
     assert make(**{**everything, "request_id": "a"}).body == make(request_id="a").body
     with_defaults = build("x", everything, {"tenant": "acme", "deadline_s": 5})
-    assert (with_defaults.tenant, with_defaults.deadline_s) == ("acme", 5.0)
+    assert (with_defaults.tenant, with_defaults.timing.deadline_s) == ("acme", 5.0)
 
 
 def test_the_keywords_are_the_fields_of_the_wire() -> None:
@@ -202,7 +202,8 @@ def test_the_keywords_are_the_fields_of_the_wire() -> None:
     wire = set(GenerateRequest.model_fields) - {"v", "prompt", "prompt_token_ids", "messages"}
     keywords = set(RequestParams.__annotations__)
     assert keywords - wire == {
-        "request_id", "priority", "deadline_s", "tenant", "sampling_params",
+        "request_id", "priority", "tenant", "sampling_params", "not_before", "deadline_s",
+        "queue_deadline_s", "first_token_deadline_s",
     }  # fmt: skip
     assert wire <= keywords
 

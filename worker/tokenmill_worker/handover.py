@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -40,9 +41,11 @@ class Handover:
 
     async def hand_over_all(self) -> None:
         """For peers to continue at once."""
-        await self._release_all(
-            lambda delivery: self.calls.hand_over(delivery.lease.request_id, delivery.lease.fence)
-        )
+        await self._release_all(self._hand_over)
+
+    async def give_back(self, delivery: Delivery) -> None:
+        """One that cannot start here, for a peer that has room."""
+        await self._release(delivery, self._hand_over(delivery, "no_room"))
 
     async def give_up_all(self) -> None:
         """After a failure. Progress tells the innocent: who stored a token in this attempt is
@@ -50,15 +53,24 @@ class Handover:
         """
         await self._release_all(self._give_up)
 
+    def _hand_over(
+        self, delivery: Delivery, reason: Literal["drain", "no_room"] = "drain"
+    ) -> ScriptCall[ReleaseReply]:
+        lease = delivery.lease
+        return self.calls.hand_over(
+            lease.request_id, lease.fence, reason=reason, facts=delivery.facts()
+        )
+
     def _give_up(self, delivery: Delivery) -> ScriptCall[ReleaseReply]:
         lease = delivery.lease
         if delivery.made_progress:
-            return self.calls.hand_over(lease.request_id, lease.fence)
+            return self._hand_over(delivery)
         return self.calls.retry_later(
             lease.request_id,
             lease.fence,
             delay_ms=int(self.retry_backoff_ms * random.uniform(0.5, 1.5)),
             message="the worker failed while it had this request",
+            facts=delivery.facts(),
         )
 
     async def _release_all(self, call_for: Callable[[Delivery], ScriptCall[ReleaseReply]]) -> None:

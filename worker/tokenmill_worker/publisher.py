@@ -154,6 +154,7 @@ class Publisher:
             usage=delivery.usage.model_dump_json(),
             code=ending.code or "",
             message=ending.message or "",
+            facts=delivery.facts(),
         )
         delivery.finishing = True
         reply = await self._retrier.until_answered("finish", partial(arun, self._redis, call))
