@@ -11,4 +11,10 @@ from tokenmill_worker.settings import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(json.loads(sys.argv[1]))
-    leave(run_worker(settings, fake_engine_factory(step_s=float(sys.argv[2]))))
+    factory = fake_engine_factory(
+        step_s=float(sys.argv[2]),
+        max_num_seqs=settings.max_num_seqs,
+        num_blocks=settings.num_gpu_blocks_override or 100_000,
+        block_size=settings.block_size,
+    )
+    leave(run_worker(settings, factory))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tokenmill.replies import Lease
 from tokenmill_engine.errors import InvalidRequest, PromptTooLong, ResumeMismatch
-from tokenmill_engine.outputs import EngineStats, RequestOutput, TokenLogprobs
+from tokenmill_engine.outputs import EngineStats, RequestOutput, TokenLogprobs, WaitingRequest
 from tokenmill_engine.request import FinishReason
 from tokenmill_engine.sampling_params import SamplingParams
 from tokenmill_worker.delivery import Delivery
@@ -83,9 +83,19 @@ class FakeEngine:
 
     A prompt that begins with one of these words misbehaves: `refuse` is not accepted, `explode`
     fails the step of its first token, `hang` never ends it.
+
+    Requests start in the order of their arrival, when there are blocks for all they will need; who
+    finds none lets nobody pass.
     """
 
-    def __init__(self, *, step_s: float = 0.0, max_num_seqs: int = 128) -> None:
+    def __init__(
+        self,
+        *,
+        step_s: float = 0.0,
+        max_num_seqs: int = 128,
+        num_blocks: int = 100_000,
+        block_size: int = 16,
+    ) -> None:
         self.tokenizer = FakeTokenizer()
         self.defaults = FakeDefaults()
         self.max_model_len = MAX_MODEL_LEN
@@ -94,7 +104,11 @@ class FakeEngine:
         self._step_s = step_s
         self._max_num_seqs = max_num_seqs
         self._sequences: dict[str, _Sequence] = {}
-        self._stats = EngineStats(num_blocks=100, num_free_blocks=100)
+        self._running: set[str] = set()
+        self.alone: list[str] = []  # those that were to be prefilled alone
+        self._stats = EngineStats(
+            num_blocks=num_blocks, num_free_blocks=num_blocks, block_size=block_size
+        )
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -110,7 +124,10 @@ class FakeEngine:
         emitted_chars: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        alone: bool = False,
     ) -> None:
+        if alone:
+            self.alone.append(request_id)
         if bytes(t for t in prompt_token_ids if t < 256).startswith(b"refuse"):
             raise InvalidRequest("prompt", "this engine refuses it")
         if any(token_id >= VOCAB_SIZE for token_id in prompt_token_ids):
@@ -125,16 +142,18 @@ class FakeEngine:
 
     def abort_request(self, request_id: str) -> None:
         self._sequences.pop(request_id, None)
+        self._running.discard(request_id)
 
     def step(self) -> list[RequestOutput]:
         time.sleep(self._step_s)
-        running = list(self._sequences.items())[: self._max_num_seqs]
+        self._admit()
+        running = [
+            (name, self._sequences[name]) for name in self._sequences if name in self._running
+        ]
         outputs = [self._advance(request_id, sequence) for request_id, sequence in running]
         generated = sum(len(output.new_token_ids) for output in outputs)
         self._stats = replace(
             self._stats,
-            num_running=len(running),
-            num_waiting=max(0, len(self._sequences) - self._max_num_seqs),
             num_batched_tokens=generated,
             steps_total=self._stats.steps_total + 1,
             generation_tokens_total=self._stats.generation_tokens_total + generated,
@@ -142,7 +161,34 @@ class FakeEngine:
         return outputs
 
     def stats(self) -> EngineStats:
-        return self._stats
+        waiting = [name for name in self._sequences if name not in self._running]
+        return replace(
+            self._stats,
+            num_running=len(self._running),
+            num_waiting=len(waiting),
+            num_free_blocks=self._num_free_blocks(),
+            waiting=tuple(
+                WaitingRequest(name, len(self._sequences[name].prompt), name == waiting[0], 0)
+                for name in waiting
+            ),
+        )
+
+    def _admit(self) -> None:
+        for name, sequence in self._sequences.items():
+            if name in self._running:
+                continue
+            if len(self._running) == self._max_num_seqs:
+                return
+            if self._blocks(sequence) > self._num_free_blocks():
+                return
+            self._running.add(name)
+
+    def _blocks(self, sequence: _Sequence) -> int:
+        return -(-(len(sequence.prompt) + sequence.params.max_tokens) // self._stats.block_size)
+
+    def _num_free_blocks(self) -> int:
+        taken = sum(self._blocks(self._sequences[name]) for name in self._running)
+        return self._stats.num_blocks - taken
 
     def _advance(self, request_id: str, sequence: _Sequence) -> RequestOutput:
         prompt = bytes(t for t in sequence.prompt if t < 256)
@@ -159,7 +205,7 @@ class FakeEngine:
         shown = text if finish else text[:-1]
         delta, sequence.emitted_chars = shown[sequence.emitted_chars :], len(shown)
         if finish:
-            del self._sequences[request_id]
+            self.abort_request(request_id)
         return RequestOutput(
             request_id=request_id,
             new_token_ids=new,

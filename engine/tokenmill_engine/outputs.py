@@ -114,6 +114,7 @@ class EngineStats:
     num_free_blocks: int = 0  # includes cached blocks that nobody references
     block_size: int = 1  # tokens
     num_prefill_blocks: int = 0  # those of running requests that are still being prefilled
+    reserve_blocks: int = 0  # must stay free when another request starts
     waiting: tuple[WaitingRequest, ...] = ()  # the first of the queue
     num_batched_tokens: int = 0  # rows of the last step
     steps_total: int = 0

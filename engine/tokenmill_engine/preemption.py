@@ -36,7 +36,7 @@ from .kv_cache_manager import KVCacheManager
 from .policy import Policy
 from .request import Request
 
-_BLOCKS_PER_RUNNING = 2
+BLOCKS_PER_RUNNING = 2
 _POOL_SHARE = 100  # the reserve holds one block of so many
 _MAX_DOUBLINGS = 32  # beyond any pool; keeps the number small
 
@@ -67,11 +67,13 @@ class Preemption:
 
     def reserve_blocks(self, request: Request, num_running: int) -> int:
         """Blocks that must stay free when `request` is admitted beside `num_running` others."""
+        return self.least_reserve(num_running) << min(request.num_preemptions, _MAX_DOUBLINGS)
+
+    def least_reserve(self, num_running: int) -> int:
+        """The same for a request that was never preempted."""
         if num_running == 0:
             return 0
-        doublings = min(request.num_preemptions, _MAX_DOUBLINGS)
-        reserve = _BLOCKS_PER_RUNNING * num_running + self._kv.num_blocks // _POOL_SHARE
-        return reserve << doublings
+        return BLOCKS_PER_RUNNING * num_running + self._kv.num_blocks // _POOL_SHARE
 
     def _victim_rank(self, request: Request) -> tuple[int, ...]:
         return self._policy.victim_rank(request, self._kv.sunk_tokens(request))

@@ -206,6 +206,7 @@ class Scheduler:
             num_free_blocks=self.kv.num_free_blocks,
             block_size=self.kv.block_size,
             num_prefill_blocks=sum(len(request.block_ids) for request in prefilling),
+            reserve_blocks=self._preemption.least_reserve(self.num_running),
             waiting=self._admission.report(),
         )
         return self.stats.snapshot(present)

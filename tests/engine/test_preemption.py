@@ -136,6 +136,7 @@ def test_the_reserve_grows_with_the_running_and_doubles_with_each_preemption() -
     request = make_request()
     assert preemption.reserve_blocks(request, 0) == 0
     assert [preemption.reserve_blocks(request, n) for n in (1, 3)] == [6, 10]
+    assert [preemption.least_reserve(n) for n in (0, 1, 3)] == [0, 6, 10]
     request.num_preemptions = 2
     assert [preemption.reserve_blocks(request, n) for n in (1, 3)] == [24, 40]
     assert preemption.reserve_blocks(request, 0) == 0

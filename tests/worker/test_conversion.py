@@ -197,3 +197,8 @@ def test_text_without_a_token_is_not_lost() -> None:
     book(delivery, make_output(text="late"))
 
     assert [output.text for output in delivery.pending] == ["late"]
+
+
+@pytest.mark.parametrize(("strikes", "alone"), [(0, False), (1, True), (2, True)])
+def test_a_request_on_which_a_worker_died_is_a_suspect(strikes: int, alone: bool) -> None:
+    assert convert(body=body(), strikes=strikes).alone is alone

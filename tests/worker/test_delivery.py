@@ -79,3 +79,29 @@ async def test_attempts_of_one_request_are_told_apart() -> None:
 
     assert list(deliveries) == [second]
     assert deliveries.changed.is_set()
+
+
+def test_facts_are_the_numbers_of_this_attempt() -> None:
+    delivery = make_delivery(waited_ms=5)
+    assert json.loads(delivery.facts()) == {
+        "cached_tokens": 0, "prefill_chunks": 0, "tokens": 0, "preemptions": 0,
+    }  # fmt: skip
+    delivery.prompt_tokens = 30
+    delivery.latest = make_output(
+        7, num_cached_tokens=16, num_prefill_chunks=2, num_output_tokens=9, num_preemptions=1
+    )
+    leased_s = delivery.times.leased_s
+    delivery.times.submitted_s, delivery.times.first_token_s = leased_s + 0.25, leased_s + 1
+    assert json.loads(delivery.facts()) == {
+        "prompt_tokens": 30, "cached_tokens": 16, "prefill_chunks": 2, "prefill_ms": 750,
+        "tokens": 9, "preemptions": 1, "first_token_ms": 1005,
+    }  # fmt: skip
+
+
+def test_only_the_first_attempt_knows_when_the_first_token_came() -> None:
+    delivery = make_delivery()
+    delivery.restore(['{"e":1}'], 4)
+    delivery.times.submitted_s = delivery.times.first_token_s = delivery.times.leased_s
+    facts = json.loads(delivery.facts())
+    assert (facts["tokens"], facts["prefill_ms"]) == (4, 0)
+    assert "first_token_ms" not in facts

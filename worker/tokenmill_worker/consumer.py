@@ -1,12 +1,13 @@
-"""Reading the ready streams and taking leases, never more than there is capacity for."""
+"""Reading the ready streams and taking leases, never more than there is room for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from redis.asyncio import Redis
 
@@ -14,7 +15,7 @@ from tokenmill._redis_errors import REDIS_ERRORS, is_retryable
 from tokenmill.calls import QueueCalls
 from tokenmill.keys import GROUP
 from tokenmill.ready import acreate_groups, read_entries
-from tokenmill.replies import AdmitStatus, LeaseCode, ReadyEntry
+from tokenmill.replies import AdmitStatus, Lease, LeaseCode, ReadyEntry
 from tokenmill.scripts import arun
 
 from .cancellation import raise_if_cancelled
@@ -24,35 +25,47 @@ from .intake import Identity
 from .logs import fields
 from .metrics import Metrics
 from .retrying import Retrier
+from .service_order import RESUMED, plan_reads
 from .settings import BLOCK_MS
 
 logger = logging.getLogger(__name__)
 
-#: Normal priority is looked at before low with this probability: low never starves.
-NORMAL_FIRST = 0.8
+#: Entries of each class that are looked at before the order of reading is decided.
+PEEK_ENTRIES = 8
 #: The own pending entries are read in pages of this many.
 PENDING_PAGE = 500
 
 
 @dataclass(slots=True, kw_only=True)
 class Consumer:
-    """`capacity` says how many more requests fit; `on_lease` gets each new delivery."""
+    """`capacity` says how many more requests fit; `on_lease` gets each new delivery.
+
+    While requests come, each round asks for the ages of what waits (`peek`) and reads in the order
+    of service. When there was nothing, one read blocks on all classes at once.
+    """
 
     redis: Redis
     calls: QueueCalls
     deliveries: Deliveries
     identity: Identity
     capacity: Callable[[], int]
+    aging_ms: int
     on_lease: Callable[[Delivery], None]
     retrier: Retrier
     metrics: Metrics
     health: Health
     _stopping: bool = field(default=False, init=False)
+    _is_idle: bool = field(default=False, init=False)
+    _no_resumed_until_s: float = field(default=float("-inf"), init=False)
 
     def stop(self) -> None:
         """Read no more; `run` returns when what was read is leased, after at most one BLOCK."""
         self._stopping = True
         self.deliveries.changed.set()
+
+    def leave_resumed(self, duration_s: float) -> None:
+        """Leave resumed work to the peers for so long: some of it was just given to them."""
+        self._no_resumed_until_s = time.monotonic() + duration_s
 
     async def run(self) -> None:
         pauses = self.retrier.pauses()
@@ -85,19 +98,50 @@ class Consumer:
                 last = entries[-1].entry_id
 
     async def _fetch(self) -> None:
-        """One pass over the classes in their order; if nothing was there, wait for anything."""
         await self._wait_for_capacity()
-        found = False
-        for ready_class in _class_order():
-            free = self.capacity()
-            if free <= 0 or self._stopping:
+        if self._stopping:
+            return
+        if self._is_idle:
+            await self._wait_for_work()
+        else:
+            await self._take_in_order()
+
+    async def _take_in_order(self) -> None:
+        ages_ms = await arun(self.redis, self.calls.peek(PEEK_ENTRIES))
+        self.health.fetched()
+        ages_ms = {name: ages_ms[name] for name in self._classes()}
+        plan = plan_reads(ages_ms, count=self.capacity(), aging_ms=self.aging_ms)
+        self._is_idle = not any(ages_ms.values())
+        for ready_class, planned in plan.items():
+            count = min(planned, self.capacity())
+            if count <= 0 or self._stopping:
                 return
-            entries = await self._read({self.calls.keys.ready(ready_class): ">"}, count=free)
-            found = found or bool(entries)
-            await self._take(entries)
-        if not found and not self._stopping:
-            streams = dict.fromkeys(self.calls.keys.ready_streams.values(), ">")
-            await self._take(await self._read(streams, count=1, block_ms=BLOCK_MS))
+            await self._take(
+                await self._read({self.calls.keys.ready(ready_class): ">"}, count=count)
+            )
+
+    async def _wait_for_work(self) -> None:
+        """One read of whatever comes first.
+
+        COUNT is per stream, so it may bring one entry of each class, and more than there is room
+        for: the rest is given back at once.
+        """
+        streams = {self.calls.keys.ready(name): ">" for name in self._classes()}
+        entries = await self._read(streams, count=1, block_ms=BLOCK_MS)
+        self._is_idle = not entries
+        room = max(self.capacity(), 0)
+        await self._take(entries[:room])
+        for lease in await self._lease(entries[room:]):
+            call = self.calls.hand_over(lease.request_id, lease.fence, reason="no_room")
+            await self.retrier.until_answered("release", partial(arun, self.redis, call))
+
+    def _classes(self) -> Iterable[str]:
+        leave_resumed = time.monotonic() < self._no_resumed_until_s
+        return (
+            name
+            for name in self.calls.keys.ready_streams
+            if not (leave_resumed and name == RESUMED)
+        )
 
     async def _wait_for_capacity(self) -> None:
         raise_if_cancelled()
@@ -121,21 +165,23 @@ class Consumer:
         return read_entries(self.calls.keys, reply)
 
     async def _take(self, entries: list[ReadyEntry]) -> None:
+        for lease in await self._lease(entries):
+            delivery = Delivery(lease)
+            if self.deliveries.get(delivery.attempt_id) is None:
+                self.on_lease(delivery)
+
+    async def _lease(self, entries: list[ReadyEntry]) -> list[Lease]:
         """Lease entries just read. Repeating a call gives the same leases, so it is repeated."""
         entries = [entry for entry in entries if await self._admit(entry)]
         if not entries:
-            return
+            return []
         call = self.calls.lease(
             self.identity.worker_id, entries, fingerprint=self.identity.fingerprint
         )
         replies = await self.retrier.until_answered("lease", lambda: arun(self.redis, call))
-        for reply in replies:
-            if reply.code is not LeaseCode.OK or reply.lease is None:
-                self.metrics.entries_dropped.inc()
-                continue
-            delivery = Delivery(reply.lease)
-            if self.deliveries.get(delivery.attempt_id) is None:
-                self.on_lease(delivery)
+        leases = [r.lease for r in replies if r.code is LeaseCode.OK and r.lease is not None]
+        self.metrics.entries_dropped.inc(len(replies) - len(leases))
+        return leases
 
     async def _admit(self, entry: ReadyEntry) -> bool:
         """Make the record of an entry that came by plain XADD."""
@@ -147,7 +193,3 @@ class Consumer:
             self.metrics.entries_dropped.inc()
             logger.warning("plain entry refused", extra=fields(entry=entry.entry_id, why=status))
         return status is AdmitStatus.OK
-
-
-def _class_order() -> tuple[str, ...]:
-    return ("r", "0", "1", "2") if random.random() < NORMAL_FIRST else ("r", "0", "2", "1")

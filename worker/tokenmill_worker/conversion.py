@@ -42,6 +42,7 @@ class EngineRequest:
     emitted_chars: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    alone: bool = False  # a worker died on it before its first token
     meta: dict[str, Any] | None = field(default=None, compare=False)
 
 
@@ -74,6 +75,7 @@ def to_engine_request(
         emitted_chars=published.num_chars if resumed else None,
         priority=ENGINE_PRIORITIES[lease.ready_class],
         cache_salt=request.cache_salt,
+        alone=lease.strikes > 0,
         meta=request.meta,
     )
 
@@ -191,9 +193,9 @@ _WIRE_CODES: dict[str, ErrorCode] = {
 
 def book(delivery: Delivery, output: RequestOutput) -> None:
     """Enter one output of the engine into a delivery."""
+    delivery.latest = output
     if output.finish_reason is not None:
         delivery.ending = to_ending(output)
         delivery.usage = to_usage(output)
-        delivery.num_preemptions = output.num_preemptions
     if output.new_token_ids or (output.text and output.finish_reason is None):
         delivery.pending.append(output)

@@ -56,6 +56,7 @@ class Engine(Protocol):
         emitted_chars: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        alone: bool = False,
     ) -> None: ...
 
     def abort_request(self, request_id: str) -> None: ...

@@ -166,6 +166,7 @@ class EngineThread:
                 emitted_chars=request.emitted_chars,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                alone=request.alone,
             )
         except Exception as error:  # noqa: BLE001 - one request's failure is not its neighbours'
             self._tell(self.events.put_nowait, Refused(request.attempt_id, error))

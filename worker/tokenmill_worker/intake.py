@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,9 @@ class Intake:
         # It may have been cancelled, have expired or been handed over meanwhile.
         if request is not None and delivery in self.deliveries:
             delivery.meta = request.meta
+            delivery.prompt_tokens = len(request.prompt_token_ids)
             delivery.max_tokens = request.params.max_tokens
+            delivery.times.submitted_s = time.monotonic()
             delivery.start(self.identity.worker_id)
             self.engine_thread.submit(request)
             self.deliveries.unwritten.set()

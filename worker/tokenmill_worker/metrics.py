@@ -17,7 +17,8 @@ LABELS = ("model_name", "engine")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 LEASE_LOSSES = ("taken", "deadline")
 RETRIED_CALLS = (
-    "fetch", "admit", "lease", "log", "append", "finish", "release", "heartbeat", "tick",
+    "fetch", "admit", "lease", "log", "append", "finish", "release", "give_back", "heartbeat",
+    "tick",
 )  # fmt: skip
 TICK_COUNTS = ("promoted", "expired", "redelivered", "requeued", "dead", "recovered")
 
@@ -119,6 +120,12 @@ class Metrics:
                 "tokenmill_recomputed_tokens", "Tokens computed again after a preemption."
             ),
             "steps_total": self._counter("tokenmill_engine_steps", "Steps of the engine."),
+            "oom_retries_total": self._counter(
+                "tokenmill_oom_retries", "Steps done again, smaller, because memory ran out."
+            ),
+            "isolated_failures_total": self._counter(
+                "tokenmill_isolated_failures", "Requests ended because they fail even alone."
+            ),
         }
         self.request_success = self._counters(
             "vllm:request_success", "Ended requests.", "finished_reason", FINISHED_REASONS

@@ -18,6 +18,7 @@ from .delivery import Deliveries, Delivery
 from .dispatcher import Dispatcher
 from .engine_port import Engine
 from .engine_thread import EngineThread
+from .give_back import GiveBack
 from .handover import Handover
 from .health import Health
 from .heartbeat import Heartbeat
@@ -27,6 +28,7 @@ from .maintenance import Maintenance
 from .metrics import Metrics
 from .publisher import Publisher
 from .retrying import Retrier
+from .room import Room
 from .settings import Settings
 from .shutdown import Shutdown
 from .watchdog import Watchdog
@@ -77,7 +79,11 @@ class Service:
         self.metrics = Metrics(identity.model_names[0], engine.max_model_len)
         self.deliveries = Deliveries()
         self._retrier = Retrier(self.metrics)
-        self._dispatcher = Dispatcher(self.deliveries, engine_thread, self.metrics)
+        self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
+        self._dispatcher = Dispatcher(
+            self.deliveries, engine_thread, self.metrics, on_done=self._room.learn
+        )
+        self._dispatcher.stats = engine.stats()  # nobody uses the engine yet
         self._publisher = Publisher(
             connections.publish,
             calls,
@@ -101,15 +107,13 @@ class Service:
         )
         self._handover = self._make_handover()
 
-    def capacity(self) -> int:
-        """Requests that may be fetched now: none while the engine has some waiting."""
-        if self.deliveries and self._dispatcher.stats.num_waiting:
-            return 0
-        return self._settings.max_num_seqs - len(self.deliveries)
-
     def occupancy(self) -> dict[str, object]:
         """For the worker's card."""
-        return {"running": len(self.deliveries), "waiting": self._dispatcher.stats.num_waiting}
+        return {
+            "running": len(self.deliveries),
+            "waiting": self._dispatcher.stats.num_waiting,
+            "room_tokens": self._room.tokens(),
+        }
 
     async def run(self, shutdown: Shutdown) -> bool:
         """Work until `shutdown`, then drain. Returns whether everything was handed over.
@@ -122,7 +126,7 @@ class Service:
             async with asyncio.TaskGroup() as group:
                 consumer = self._make_consumer(group)
                 fetching = group.create_task(consumer.run())
-                for loop in self._loops():
+                for loop in (*self._loops(), self._make_give_back(consumer).run()):
                     group.create_task(loop)
                 await shutdown.requested.wait()
                 handed_over = await self._drain(consumer, fetching, shutdown)
@@ -156,11 +160,32 @@ class Service:
             calls=self._calls,
             deliveries=self.deliveries,
             identity=self._identity,
-            capacity=self.capacity,
+            capacity=self._room.num_requests,
+            aging_ms=self._settings.aging_ms,
             on_lease=take,
             retrier=self._retrier,
             metrics=self.metrics,
             health=self._health,
+        )
+
+    def _make_give_back(self, consumer: Consumer) -> GiveBack:
+        after_s = self._settings.give_back_ms / 1000
+
+        def given_back(delivery: Delivery) -> None:
+            self._engine_thread.abort(delivery.attempt_id)
+            consumer.leave_resumed(after_s)
+
+        return GiveBack(
+            redis=self._connections.control,
+            keys=self._calls.keys,
+            deliveries=self.deliveries,
+            handover=self._handover,
+            retrier=self._retrier,
+            worker_id=self._identity.worker_id,
+            after_s=after_s,
+            waiting=lambda: self._dispatcher.stats.waiting,
+            size_of=self._room.expected_tokens,
+            on_given_back=given_back,
         )
 
     def _loops(self) -> list[Coroutine[Any, Any, None]]:
