@@ -1,4 +1,4 @@
-"""Which attention backend a model gets."""
+"""Which kernels a model gets: our native ones where they can be built and pay, else plain torch."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import logging
 from collections.abc import Collection
 
 import torch
+from torch import nn
 
 from .attention import AttentionBackend, AttentionSpec
-from .config import AttentionBackendName
+from .config import Kernels
 from .errors import ConfigError
 from .kernels.build import KernelUnavailable
 from .native_attention import NativePagedAttention
+from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
 
 logger = logging.getLogger(__name__)
 
 
-def choose_backend(
-    name: AttentionBackendName, specs: Collection[AttentionSpec], device: torch.device
+def choose_attention(
+    kernels: Kernels, specs: Collection[AttentionSpec], device: torch.device
 ) -> AttentionBackend:
-    """`auto`: the native kernel on a CPU that has a compiler, else plain torch; logs which.
+    """Logs the choice.
 
     Raises ConfigError when `native` was asked for and is not to be had.
     """
-    if name == "torch" or (name == "auto" and device.type != "cpu"):
+    if kernels == "torch" or (kernels == "auto" and device.type != "cpu"):
         logger.info("attention: plain torch")
         return TorchPagedAttention()
     try:
@@ -32,9 +34,29 @@ def choose_backend(
             raise KernelUnavailable(f"the kernel does not run on {device.type}")
         backend = NativePagedAttention(specs)
     except KernelUnavailable as why:
-        if name == "native":
-            raise ConfigError("attention_backend", f"{why}; or use torch") from why
+        if kernels == "native":
+            raise ConfigError("kernels", f"{why}; or use torch") from why
         logger.warning("attention: plain torch, several times slower: %s", why)
         return TorchPagedAttention()
     logger.info("attention: native kernel")
     return backend
+
+
+def prepare_linears(
+    kernels: Kernels, model: nn.Module, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Packs the linear layers of a model in place, unless torch's own are faster; logs the choice.
+
+    On a processor that multiplies bfloat16 itself, torch does that several times faster than our
+    kernel, which computes in float32.
+    """
+    if kernels == "torch" or device.type != "cpu":
+        return
+    if kernels == "auto" and dtype == torch.bfloat16 and _multiplies_bfloat16():
+        logger.info("linear layers: plain torch, for this processor multiplies bfloat16")
+        return
+    pack_linears(model)
+
+
+def _multiplies_bfloat16() -> bool:
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

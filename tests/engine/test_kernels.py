@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tokenmill_engine.attention import AttentionSpec
-from tokenmill_engine.attention_backends import choose_backend
 from tokenmill_engine.config import EngineConfig
 from tokenmill_engine.errors import ConfigError
+from tokenmill_engine.kernel_choice import choose_attention
 from tokenmill_engine.kernels import build
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.native_attention import NativePagedAttention
@@ -80,7 +80,7 @@ def test_without_a_compiler_torch_does_it_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
-        backend = choose_backend("auto", [spec()], CPU)
+        backend = choose_attention("auto", [spec()], CPU)
     assert isinstance(backend, TorchPagedAttention)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -89,22 +89,22 @@ def test_without_a_compiler_torch_does_it_and_the_log_says_so(
 
 @pytest.mark.usefixtures("no_compiler")
 def test_native_without_a_compiler_is_refused() -> None:
-    with pytest.raises(ConfigError, match="attention_backend: no C\\+\\+ compiler"):
-        choose_backend("native", [spec()], CPU)
+    with pytest.raises(ConfigError, match="kernels: no C\\+\\+ compiler"):
+        choose_attention("native", [spec()], CPU)
 
 
 def test_a_type_that_the_kernel_does_not_know_is_left_to_torch() -> None:
-    assert isinstance(choose_backend("auto", [spec(torch.float16)], CPU), TorchPagedAttention)
+    assert isinstance(choose_attention("auto", [spec(torch.float16)], CPU), TorchPagedAttention)
     with pytest.raises(ConfigError, match="float16"):
-        choose_backend("native", [spec(), spec(torch.float16)], CPU)
+        choose_attention("native", [spec(), spec(torch.float16)], CPU)
 
 
 def test_the_choice_is_respected() -> None:
-    assert isinstance(choose_backend("torch", [spec()], CPU), TorchPagedAttention)
+    assert isinstance(choose_attention("torch", [spec()], CPU), TorchPagedAttention)
     try:
         NativePagedAttention([])
     except KernelUnavailable as why:
         pytest.skip(str(why))
-    assert isinstance(choose_backend("auto", [spec()], CPU), NativePagedAttention)
-    with pytest.raises(ConfigError, match="attention_backend"):
-        EngineConfig(model="m", attention_backend="cuda")  # type: ignore[arg-type]
+    assert isinstance(choose_attention("auto", [spec()], CPU), NativePagedAttention)
+    with pytest.raises(ConfigError, match="kernels"):
+        EngineConfig(model="m", kernels="cuda")  # type: ignore[arg-type]

@@ -120,10 +120,8 @@ def test_the_self_test_finds_what_depends_on_the_neighbours(dtype: torch.dtype) 
     assert facts_of(llama).num_blocks == 100
 
 
-def test_load_runner_reads_a_folder(
-    llama: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llama.save_pretrained(tmp_path)
+def test_load_runner_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model().save_pretrained(tmp_path)
     said: list[str] = []
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)

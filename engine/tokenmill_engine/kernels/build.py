@@ -53,7 +53,10 @@ def _cache_folder() -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    parts = (source.read_bytes(), version, " ".join(FLAGS).encode(), _processor().encode())
+    headers = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
+    parts = (
+        source.read_bytes(), *headers, version, " ".join(FLAGS).encode(), _processor().encode(),
+    )  # fmt: skip
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
