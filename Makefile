@@ -11,7 +11,7 @@ PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-all lint fmt type bench bench-peers compose-test
+.PHONY: help setup model demo test test-all mutants lint fmt type bench bench-peers compose-test
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
@@ -26,6 +26,9 @@ test: setup lint  ## lint, and the tests that take seconds
 
 test-all: setup lint  ## lint, and every test
 	$(PYTEST) $(ARGS)
+
+mutants: $(VENV)/.stamp-dev  ## known bugs put into the queue's scripts: who catches each, and when
+	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m support_mutants $(ARGS)
 
 lint: $(VENV)/.stamp-dev  ## ruff, formatting, types, import contracts
 	$(BIN)/ruff check .

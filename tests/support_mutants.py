@@ -60,7 +60,7 @@ def main() -> int:
                 survivors += 1
                 _show(mutant, "-", "-", "NOBODY")
             else:
-                _show(mutant, catch.seed, catch.step, catch.finding.splitlines()[0][:80])
+                _show(mutant, catch.seed, catch.step, catch.finding[:90])
     sys.stdout.write(f"{len(MUTANTS)} mutants, {survivors} survive\n")
     return 1 if survivors else 0
 

@@ -41,13 +41,13 @@ _WEIGHTS = [weight for weight, _ in STEPS.values()]
 
 
 class Violation(AssertionError):
-    """What was found wrong (`finding`), in which walk, after how many steps."""
+    """What was found wrong (`finding`, one line), in which walk, after how many steps."""
 
     def __init__(self, seed: int, step: int, steps: list[str], finding: Exception) -> None:
         super().__init__(f"seed {seed}, step {step}, after {steps}: {finding}")
         self.seed = seed
         self.step = step
-        self.finding = str(finding)
+        self.finding = str(finding).partition("\n")[0] or f"an assertion of the step {steps[-1]}"
 
 
 def random_step(walk: Walk) -> None:
