@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from tokenmill import embedded
 from tokenmill._child_process import die_with_parent
@@ -90,8 +92,9 @@ class Server:
         """A plain redis-py client, for the test itself."""
         secure = {"ssl": True, **self.tls} if self.scheme == "rediss" else {}
         return redis.Redis(
-            port=self.port, decode_responses=True, protocol=2, **{**secure, **options}
-        )
+            port=self.port, decode_responses=True, protocol=2, retry=Retry(NoBackoff(), 0),
+            **{**secure, **options},
+        )  # fmt: skip
 
     def start(self) -> Server:
         """Start, on the same port as before if there was one."""

@@ -83,8 +83,14 @@ def is_retryable(error: BaseException) -> bool:
 def _is_configuration(error: BaseException) -> bool:
     """Whether somebody has to change something before the call can succeed."""
     return any(isinstance(cause, _REFUSED) or _tls_way_out(cause) for cause in _causes(error)) or (
-        isinstance(error, exceptions.RedisError) and str(error).startswith(tuple(_REFUSED_WORDS))
+        isinstance(error, exceptions.RedisError)
+        and (str(error).startswith(tuple(_REFUSED_WORDS)) or _lacks_a_right(error))
     )
+
+
+def _lacks_a_right(error: BaseException) -> bool:
+    """NOPERM inside the error of a script, as Redis and as Valkey word it."""
+    return "executing the script can't" in str(error) or "ACL failure in script" in str(error)
 
 
 def _tls_way_out(error: BaseException) -> str | None:
@@ -144,7 +150,9 @@ def _way_out(error: BaseException) -> str:
 
 
 def _way_out_of(cause: BaseException) -> str | None:
-    if isinstance(cause, exceptions.NoPermissionError | exceptions.AuthorizationError):
+    if isinstance(cause, exceptions.NoPermissionError | exceptions.AuthorizationError) or (
+        _lacks_a_right(cause)
+    ):
         return "does not let this user do that: its ACL lacks a right that Tokenmill needs"
     if isinstance(cause, ssl.SSLCertVerificationError):
         if getattr(cause, "verify_code", None) in _OTHER_HOST:

@@ -142,6 +142,7 @@ def test_the_password_may_come_from_a_file(monkeypatch, tmp_path):
         (exceptions.ResponseError("call to f_1: -OOM command"), QueueUnavailable, "refuses"),
         (exceptions.AuthenticationError("x"), AuthenticationFailed, "PASSWORD_FILE"),
         (exceptions.NoPermissionError("x"), ConfigurationError, "ACL"),
+        (exceptions.ResponseError("ACL failure in script: x"), ConfigurationError, "ACL"),
         (exceptions.ResponseError("DB index is out of range"), ConfigurationError, "database"),
         (ssl.SSLCertVerificationError("x"), ConfigurationError, "ssl_ca_certs"),
         (exceptions.ResponseError("WRONGTYPE prompt"), ProtocolError, "refused a command"),
