@@ -87,7 +87,7 @@ def test_a_password_file_fills_in_the_url(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"lease_ms": "1000", "heartbeat_ms": "400"}, "heartbeat_ms: three of them"),
-        ({"socket_timeout_s": "1.9"}, "socket_timeout_s: must be at least 2"),
+        ({"socket_timeout_s": "0.9"}, "socket_timeout_s: must be at least 1"),
         ({"lease_ms": "soon"}, "lease_ms: "),
         ({"dtype": "int4"}, "dtype: "),
         ({"enable_chunked_prefill": False}, "enable_chunked_prefill: cannot be switched off"),

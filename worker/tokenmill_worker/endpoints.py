@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from .errors import SettingsError
 
+#: `close` is noticed after so long: it is the last thing that a worker waits for.
+POLL_S = 0.05
 #: A body and its content type.
 Reply = tuple[HTTPStatus, bytes, str]
 Route = Callable[[], Reply]
@@ -38,7 +40,7 @@ class Endpoints:
             ) from None
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="endpoints", daemon=True
+            target=self._server.serve_forever, args=(POLL_S,), name="endpoints", daemon=True
         )
         self._thread.start()
 

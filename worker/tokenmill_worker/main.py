@@ -7,12 +7,16 @@ import logging
 import os
 import sys
 import threading
+from typing import NoReturn
 
 from .engine_port import EngineFactory
 from .errors import StartupError, WorkerError, describe
 from .logs import set_up_logging
 from .settings import Settings
 from .worker import Worker
+
+#: Exit codes of a worker that could not start.
+NOT_STARTED = (os.EX_CONFIG, os.EX_UNAVAILABLE)
 
 
 def run_worker(settings: Settings, engine_factory: EngineFactory) -> int:
@@ -34,11 +38,16 @@ def report(message: str) -> None:
     sys.stderr.write(f"tokenmill worker: {' '.join(message.split())}\n")
 
 
-def leave(code: int) -> None:
-    """End the process, even while the engine's thread is inside a call that cannot be stopped."""
+def leave(code: int) -> NoReturn:
+    """End the process, even while the engine's thread is inside a call that cannot be stopped.
+
+    A worker that has served ends at once: taking torch and all else apart first would only delay
+    whoever waits for its drain.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    if any(thread.name == "engine" for thread in threading.enumerate()):
-        os._exit(code)
-    sys.exit(code)
+    has_engine = any(thread.name == "engine" for thread in threading.enumerate())
+    if code in NOT_STARTED and not has_engine:
+        sys.exit(code)
+    os._exit(code)

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 ENV_PREFIX = "TOKENMILL_"
 #: Variables with our prefix that the Makefile, compose, the tests and the benchmarks read.
 READ_ELSEWHERE = ("IMAGE", "MODEL_DIR", "PEERS_DIR", "REDIS_PORT", "TEST_MODEL", "TEST_SERVER")
-#: The reader blocks on Redis for at most this long at a time.
-BLOCK_MS = 1000
+#: The reader blocks on Redis for at most this long at a time. A drain waits for the end of a read.
+BLOCK_MS = 500
 
 
 class Settings(QueueSettings):
