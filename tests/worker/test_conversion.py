@@ -20,7 +20,7 @@ from tokenmill_worker.conversion import (
     seed_of,
     to_ending,
     to_engine_request,
-    to_token_event,
+    to_event_fields,
 )
 
 
@@ -136,9 +136,10 @@ def test_a_token_event_joins_outputs_and_their_logprobs() -> None:
         make_output(5, text="ab", logprobs=(TokenLogprobs((5,), (-1.5,), (3,)),)),
     ]
 
-    fields = to_token_event(outputs, lambda token_id: f"<{token_id}>")
+    token_ids, text, logprobs = to_event_fields(outputs, lambda token_id: f"<{token_id}>")
 
-    event = TokenEvent.model_validate(json.loads(json.dumps({"e": 2, "i": 0, "a": 1, **fields})))
+    fields = {"e": 2, "i": 0, "a": 1, "k": token_ids, "t": text, "lp": logprobs}
+    event = TokenEvent.model_validate(json.loads(json.dumps(fields)))
     assert (event.token_ids, event.text) == ([4, 5], "ab")
     assert event.logprobs == [
         [(4, -0.25, 1, "<4>"), (9, -9999.0, 2, "<9>"), (8, -9999.0, 3, "<8>")],
@@ -147,7 +148,8 @@ def test_a_token_event_joins_outputs_and_their_logprobs() -> None:
 
 
 def test_an_event_without_logprobs_has_no_field_for_them() -> None:
-    assert to_token_event([make_output(4)], str)["lp"] is None
+    assert to_event_fields([make_output(4)], str) == ((4,), "e", None)
+    assert to_event_fields([make_output(4), make_output(5)], str) == ([4, 5], "ef", None)
 
 
 @pytest.mark.parametrize(

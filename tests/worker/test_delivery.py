@@ -19,13 +19,15 @@ def test_events_are_numbered_densely_behind_those_of_earlier_attempts() -> None:
     delivery.restore(['{"e":1}', '{"e":2}'], 5)
 
     delivery.start("worker-a")
-    delivery.add_event(i=5, k=[1], t="ü", lp=None)
+    delivery.add_tokens((1,), "ü", None)
+    delivery.add_tokens([2, 3], "", [[[2, -0.5, 1, "b"]], [[3, -1.5, 2, "c"]]])
 
     assert delivery.events[2:] == [
         '{"e":3,"ev":"start","i":5,"w":"worker-a","a":2}',
         '{"e":4,"i":5,"k":[1],"t":"ü","a":2}',
+        '{"e":5,"i":6,"k":[2,3],"t":"","lp":[[[2,-0.5,1,"b"]],[[3,-1.5,2,"c"]]],"a":2}',
     ]
-    assert delivery.acked == 2
+    assert (delivery.acked, delivery.num_tokens) == (2, 8)
 
 
 def test_everything_pending_goes_into_one_event_up_to_its_limit() -> None:

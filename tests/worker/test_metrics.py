@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenmill_engine.outputs import EngineStats
+from tokenmill_worker.counting_histogram import CountingHistogram
 from tokenmill_worker.metrics import Metrics, one_two_five
 
 #: The names that vLLM's own Grafana dashboard asks for.
@@ -72,6 +74,21 @@ def test_the_engines_totals_are_followed() -> None:
     assert values["vllm:prefix_cache_hits_total", ""] == 32
     assert values["vllm:iteration_tokens_total_count", ""] == 2
     assert values["vllm:iteration_tokens_total_sum", ""] == 40
+
+
+def test_many_equal_values_count_as_if_they_came_one_by_one() -> None:
+    """The oracle is prometheus_client's own histogram."""
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    buckets, labels = (0.25, 0.5, 2), {"model_name": "m", "engine": "0"}
+    mine = CountingHistogram("gap_seconds", "A gap.", buckets, labels=labels)
+    ours.register(mine)
+    one_by_one = Histogram("gap_seconds", "A gap.", labels, registry=theirs, buckets=buckets)
+    for value, count in ((0.125, 3), (0.25, 1), (0.375, 64), (2, 2), (7.5, 5)):
+        mine.observe(value, count)
+        for _ in range(count):
+            one_by_one.labels(**labels).observe(value)
+
+    assert generate_latest(ours) == generate_latest(theirs)
 
 
 def test_two_workers_in_one_process_do_not_share_series() -> None:

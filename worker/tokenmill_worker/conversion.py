@@ -118,17 +118,20 @@ def seed_of(request_id: str) -> int:
     return int.from_bytes(digest) & limits.MAX_SEED
 
 
-def to_token_event(
+def to_event_fields(
     outputs: Sequence[RequestOutput], text_of: Callable[[int], str]
-) -> dict[str, object]:
-    """The fields `k`, `t`, `lp` of one event for consecutive outputs of a request."""
-    token_ids = [token_id for output in outputs for token_id in output.new_token_ids]
-    logprobs = [position for output in outputs for position in output.logprobs]
-    return {
-        "k": token_ids,
-        "t": "".join(output.text for output in outputs),
-        "lp": [_alternatives(position, text_of) for position in logprobs] or None,
-    }
+) -> tuple[Sequence[int], str, list[list[list[object]]] | None]:
+    """Token ids, text and logprobs of one event for consecutive outputs of a request."""
+    if len(outputs) == 1:  # as always when Redis keeps up
+        token_ids: Sequence[int] = outputs[0].new_token_ids
+        text, logprobs = outputs[0].text, outputs[0].logprobs
+    else:
+        token_ids = [token_id for output in outputs for token_id in output.new_token_ids]
+        text = "".join(output.text for output in outputs)
+        logprobs = tuple(position for output in outputs for position in output.logprobs)
+    if not logprobs:
+        return token_ids, text, None
+    return token_ids, text, [_alternatives(position, text_of) for position in logprobs]
 
 
 def _alternatives(position: TokenLogprobs, text_of: Callable[[int], str]) -> list[list[object]]:

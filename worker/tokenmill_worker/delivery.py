@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +46,9 @@ class Delivery:
     """The state of one attempt. Belongs to the event loop; no other thread touches it."""
 
     lease: Lease
+    #: The name inside the engine: attempts of one request never mix, nor do requests that had one
+    #: id after another.
+    attempt_id: str = field(init=False)
     times: Times = field(default_factory=Times)
     #: The JSON of every event so far, that of number e at index e - 1. Kept until the end, because
     #: Redis may lose the end of a log (failover) and then asks for it again.
@@ -63,11 +66,8 @@ class Delivery:
     meta: dict[str, Any] | None = None
     expiry: asyncio.TimerHandle | None = None
 
-    @property
-    def attempt_id(self) -> str:
-        """The name inside the engine: attempts of one request never mix, nor do requests that had
-        one id after another."""
-        return f"{self.lease.request_id}/{self.lease.fence}"
+    def __post_init__(self) -> None:
+        self.attempt_id = f"{self.lease.request_id}/{self.lease.fence}"
 
     @property
     def next_seq(self) -> int:
@@ -99,6 +99,22 @@ class Delivery:
         numbered = {"e": self.next_seq, **event, "a": self.lease.attempt}
         self.events.append(_dump(numbered))
 
+    def add_tokens(
+        self, token_ids: Sequence[int], text: str, logprobs: Sequence[object] | None
+    ) -> None:
+        """Append the event of the next tokens. For every token: one dict, encoded once."""
+        event: dict[str, object] = {
+            "e": self.next_seq,
+            "i": self.num_tokens,
+            "k": token_ids,
+            "t": text,
+        }
+        if logprobs:
+            event["lp"] = logprobs
+        event["a"] = self.lease.attempt
+        self.events.append(to_json(event).decode())
+        self.num_tokens += len(token_ids)
+
     def start(self, worker_id: str) -> None:
         self.add_event(ev="start", i=self.num_tokens, w=worker_id)
 
@@ -106,20 +122,10 @@ class Delivery:
         """The log holds fewer events than were acknowledged: the rest is to be sent again."""
         self.acked = min(num_events, len(self.events))
 
-    def take_pending(self) -> Iterator[list[RequestOutput]]:
+    def take_pending(self) -> Sequence[Sequence[RequestOutput]]:
         """Everything pending, in runs that fit one event each."""
         outputs, self.pending = self.pending, []
-        run: list[RequestOutput] = []
-        size = 0
-        for output in outputs:
-            limit = EVENT_TOKENS_WITH_LOGPROBS if output.logprobs else EVENT_TOKENS
-            if run and size + len(output.new_token_ids) > limit:
-                yield run
-                run, size = [], 0
-            run.append(output)
-            size += len(output.new_token_ids)
-        if run:
-            yield run
+        return [outputs] if len(outputs) == 1 else list(_runs(outputs))
 
     def facts(self) -> str:
         """JSON of numbers for the request's history: what this attempt did. Times in ms.
@@ -190,6 +196,20 @@ class Deliveries:
             delivery.expiry.cancel()
         self._by_attempt.pop(delivery.attempt_id, None)
         self.changed.set()
+
+
+def _runs(outputs: Sequence[RequestOutput]) -> Iterator[list[RequestOutput]]:
+    run: list[RequestOutput] = []
+    size = 0
+    for output in outputs:
+        limit = EVENT_TOKENS_WITH_LOGPROBS if output.logprobs else EVENT_TOKENS
+        if run and size + len(output.new_token_ids) > limit:
+            yield run
+            run, size = [], 0
+        run.append(output)
+        size += len(output.new_token_ids)
+    if run:
+        yield run
 
 
 def _dump(event: dict[str, object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from tokenmill_engine.outputs import EngineStats, RequestOutput
@@ -113,13 +114,17 @@ class Dispatcher:
         self.stats = stats
         self._metrics.on_step(stats)
         now_s = time.monotonic()
+        gaps_s: Counter[float] = Counter()
         for output in outputs:
             delivery = self._deliveries.get(output.request_id)
             if delivery is None:  # dropped while the step was under way
                 continue
             if output.new_token_ids:
-                self._observe_tokens(delivery, now_s)
+                self._observe_tokens(delivery, now_s, gaps_s)
             book(delivery, output)
+        # Whoever was in the step before has waited as long as its neighbours: few different gaps.
+        for gap_s, count in gaps_s.items():
+            self._metrics.inter_token_latency.observe(gap_s, count)
         self._deliveries.changed.set()  # the engine may have room again
 
     def _on_refused(self, attempt_id: str, error: Exception) -> None:
@@ -127,10 +132,10 @@ class Dispatcher:
         if delivery is not None:
             self.refuse(delivery, error)
 
-    def _observe_tokens(self, delivery: Delivery, now_s: float) -> None:
+    def _observe_tokens(self, delivery: Delivery, now_s: float, gaps_s: Counter[float]) -> None:
         times = delivery.times
         if times.last_token_s is not None:
-            self._metrics.inter_token_latency.observe(now_s - times.last_token_s)
+            gaps_s[now_s - times.last_token_s] += 1
         elif not delivery.lease.num_events:
             prefill_s = now_s - times.leased_s
             self._metrics.prefill_time.observe(prefill_s)

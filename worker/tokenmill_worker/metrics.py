@@ -13,6 +13,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from tokenmill_engine.outputs import EngineStats
 
+from .counting_histogram import CountingHistogram
+
 LABELS = ("model_name", "engine")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 LEASE_LOSSES = ("taken", "deadline")
@@ -136,9 +138,13 @@ class Metrics:
         self.time_to_first_token = make(
             "vllm:time_to_first_token_seconds", "From enqueue to the first token.", TTFT_BUCKETS
         )
-        self.inter_token_latency = make(
-            "vllm:inter_token_latency_seconds", "Between two tokens.", TOKEN_LATENCY_BUCKETS
+        self.inter_token_latency = CountingHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two tokens.",
+            TOKEN_LATENCY_BUCKETS,
+            labels=self._labels,
         )
+        self.registry.register(self.inter_token_latency)
         self.time_per_output_token = make(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between two tokens of a request.",

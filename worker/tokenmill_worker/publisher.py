@@ -16,11 +16,11 @@ from redis.asyncio import Redis
 
 from tokenmill import limits
 from tokenmill.calls import AppendEvent, QueueCalls
-from tokenmill.replies import LOST, STORED_BEFORE, FinishReply, FinishStatus, events_if_behind
+from tokenmill.replies import LOST, STORED, FinishReply, FinishStatus, events_if_behind
 from tokenmill.scripts import arun
 
 from .cancellation import raise_if_cancelled
-from .conversion import to_token_event
+from .conversion import to_event_fields
 from .delivery import Deliveries, Delivery, Ending
 from .logs import fields
 from .metrics import Metrics
@@ -91,9 +91,7 @@ class Publisher:
     def _unsent(self, delivery: Delivery) -> Iterable[tuple[Delivery, int]]:
         """The numbers of the events that the log is not known to hold."""
         for outputs in delivery.take_pending():
-            event = to_token_event(outputs, self._text_of)
-            delivery.add_event(i=delivery.num_tokens, **event)
-            delivery.num_tokens += sum(len(output.new_token_ids) for output in outputs)
+            delivery.add_tokens(*to_event_fields(outputs, self._text_of))
         return [(delivery, seq) for seq in range(delivery.acked + 1, delivery.next_seq)]
 
     async def _append(self, work: list[tuple[Delivery, int]]) -> None:
@@ -107,20 +105,20 @@ class Publisher:
         codes = await self._retrier.until_answered("append", lambda: arun(self._redis, call))
         self._metrics.append_seconds.observe(time.monotonic() - began_s)
         for (delivery, seq), code in zip(work, codes, strict=True):
-            if delivery in self._deliveries:
+            if code == STORED:
+                delivery.acked = max(delivery.acked, seq)
+            elif delivery in self._deliveries:
                 self._book(delivery, seq, code)
 
     def _book(self, delivery: Delivery, seq: int, code: int) -> None:
+        have = events_if_behind(code)
         if code == LOST:
             self._on_lost(delivery)
-            return
-        have = events_if_behind(code)
-        if have is not None:
+        elif have is not None:
             self.repair(delivery, have)
-            return
-        if code == STORED_BEFORE:
+        else:
             self._metrics.events_repeated.inc()
-        delivery.acked = max(delivery.acked, seq)
+            delivery.acked = max(delivery.acked, seq)
 
     def repair(self, delivery: Delivery, num_events: int) -> None:
         """The log holds only `num_events` events: send the others again."""

@@ -33,6 +33,7 @@ from .errors import EngineFailed, QueueNotReady, StartupError, WorkerError, desc
 from .health import Health
 from .intake import Identity
 from .logs import fields
+from .packing import pack_in_c
 from .phases import Phases
 from .service import Connections, Service
 from .settings import Settings
@@ -137,9 +138,8 @@ class Worker:
         control = settings.redis_options(self.id, for_control=True)
         try:
             url = settings.redis_url_with_password()
-            return Connections(
-                aconnect(url, options), aconnect(url, options), aconnect(url, control)
-            )
+            clients = [aconnect(url, chosen) for chosen in (options, options, control)]
+            return Connections(*map(pack_in_c, clients))
         except ConfigurationError as error:
             raise StartupError(str(error)) from None
 

@@ -1,0 +1,272 @@
+"""What one token costs between the engine and Redis: CPU time of the server and of the worker.
+
+No model: outputs are made up, so that what is left is the way of a token through the dispatcher,
+the publisher and the script `append`. Four figures for each number of requests per step:
+
+    redis_us    the server's CPU time per token, one `append` call per step and one listener
+    publish_us  the publisher's Python: events, their JSON, the call, its reply
+    event_us    the same with the dispatcher before it: all of the event loop's work per token
+    worker_us   a whole worker process, engine thread included, less what the made-up engine takes
+
+The prototype (`PROTOTYPE`) packed ready-made events into calls; its Python had no events to make,
+no metrics and no deliveries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from tokenmill._redis import aconnect, connect
+from tokenmill.calls import AppendEvent, QueueCalls
+from tokenmill.embedded import EmbeddedServer
+from tokenmill.keys import GROUP, Keyspace
+from tokenmill.ready import create_groups, read_entries
+from tokenmill.replies import STORED, Lease
+from tokenmill.scripts import run
+from tokenmill_engine.outputs import EngineStats
+from tokenmill_worker.delivery import Deliveries, Delivery
+from tokenmill_worker.dispatcher import Dispatcher
+from tokenmill_worker.engine_thread import Stepped
+from tokenmill_worker.metrics import Metrics
+from tokenmill_worker.packing import pack_in_c
+from tokenmill_worker.publisher import Publisher
+from tokenmill_worker.retrying import Retrier
+
+from . import environments, machine
+from .hot_path_engine import TOKEN_ID, TOKEN_TEXT, engine_us, output_of
+from .processes import running, wait_until
+
+#: Requests per step.
+BATCHES = (8, 64, 256)
+TOKENS_PER_FIGURE = 60_000
+#: µs per token measured with the prototype at 64 requests per step, one client, another machine.
+PROTOTYPE = {"redis_us": 2.7, "publish_us": 2.8}
+FIGURES = ("redis_us", "publish_us", "event_us", "worker_us")
+RESULTS = environments.REPOSITORY / "benchmarks" / "results"
+APPENDS_AT_A_TIME = 128
+#: Of the whole worker. Its engine takes STEP_S for a step, so that each token is an event.
+WORKER_STEPS = 500
+
+
+def main() -> None:
+    arguments = _parse()
+    rows = []
+    for batch in arguments.batches:
+        runs = [_measure(batch, arguments.tokens) for _ in range(arguments.rounds)]
+        figures = {name: statistics.median(each[name] for each in runs) for name in FIGURES}
+        rows.append({"requests": batch, **figures})
+        print(_line(rows[-1]), file=sys.stderr)
+    record = {
+        "machine": machine.describe(environments.REPOSITORY),
+        "prototype": PROTOTYPE,
+        "rounds": arguments.rounds,
+        "rows": rows,
+    }
+    print(_table(rows))
+    path = arguments.output or RESULTS / "hot_path.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="µs of CPU per token, without a model")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--tokens", type=int, default=TOKENS_PER_FIGURE)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="JSON; default: benchmarks/results/")
+    return parser.parse_args()
+
+
+def _measure(batch: int, tokens: int) -> dict[str, float]:
+    steps = max(1, tokens // batch)
+    with EmbeddedServer() as server:
+        figures = {"redis_us": _redis_us(server, batch, steps)}
+    with EmbeddedServer() as server:
+        figures["publish_us"] = asyncio.run(_loop_us(server, batch, steps, dispatch=False))
+    with EmbeddedServer() as server:
+        figures["event_us"] = asyncio.run(_loop_us(server, batch, steps, dispatch=True))
+    with EmbeddedServer() as server:
+        figures["worker_us"] = _worker_us(server, batch)
+    return figures
+
+
+def _table(rows: list[dict[str, float]]) -> str:
+    header = f"{'requests per step':>17}" + "".join(f"{name:>12}" for name in FIGURES)
+    prototype = "".join(f"{PROTOTYPE.get(name, float('nan')):12.1f}" for name in FIGURES)
+    lines = [header, *map(_line, rows), f"{'prototype, 64':>17}{prototype}".replace("nan", "  –")]
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, float]) -> str:
+    return f"{row['requests']:>17.0f}" + "".join(f"{row[name]:12.2f}" for name in FIGURES)
+
+
+# ---- the server ----
+
+
+def _redis_us(server: EmbeddedServer, batch: int, steps: int) -> float:
+    keys = Keyspace()
+    calls = QueueCalls(keys)
+    with connect(server.url) as client, _listener(server, keys, batch):
+        leases = _leases(client, calls, batch)
+        process = psutil.Process(server.pid)
+        began_s = sum(process.cpu_times()[:2])
+        for seq in range(1, steps + 1):
+            for first in range(0, batch, APPENDS_AT_A_TIME):
+                part = leases[first : first + APPENDS_AT_A_TIME]
+                codes = run(client, calls.append(_event(lease, seq) for lease in part))
+                assert codes == [STORED] * len(part)
+        return (sum(process.cpu_times()[:2]) - began_s) / (batch * steps) * 1e6
+
+
+def _event(lease: Lease, seq: int) -> AppendEvent:
+    payload = f'{{"e":{seq},"i":{seq},"k":[{TOKEN_ID}],"t":"{TOKEN_TEXT}","a":1}}'
+    return AppendEvent(lease.request_id, lease.fence, seq, payload)
+
+
+def _leases(client: Any, calls: QueueCalls, count: int) -> list[Lease]:
+    create_groups(client, calls.keys)
+    for number in range(count):
+        # A tenant each: nobody waits for a window.
+        body = json.dumps({"prompt": "x"})
+        run(client, calls.enqueue(f"request-{number}", body=body, tenant=f"t{number}"))
+    streams: Any = {calls.keys.ready("1"): ">"}
+    entries = read_entries(calls.keys, client.xreadgroup(GROUP, "bench", streams, count=count))
+    leases = [reply.lease for reply in run(client, calls.lease("bench", entries))]
+    assert len(leases) == count
+    return [lease for lease in leases if lease is not None]
+
+
+@contextmanager
+def _listener(server: EmbeddedServer, keys: Keyspace, count: int) -> Iterator[None]:
+    """One connection that listens to all requests and throws away what it hears."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(urlsplit(server.url).path)
+        names = " ".join(keys.channel(f"request-{number}") for number in range(count))
+        connection.sendall(f"SUBSCRIBE {names}\r\n".encode())
+        reader = threading.Thread(target=_drain, args=(connection,), daemon=True)
+        reader.start()
+        yield
+        connection.shutdown(socket.SHUT_RDWR)
+        reader.join()
+
+
+def _drain(connection: socket.socket) -> None:
+    while connection.recv(1 << 20):
+        pass
+
+
+# ---- the event loop ----
+
+
+class _NoEngine:
+    """What the dispatcher needs of an engine thread: steps come out of a queue."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+
+    def abort(self, attempt_id: str) -> None:
+        """There is nothing to stop."""
+
+
+async def _loop_us(server: EmbeddedServer, batch: int, steps: int, *, dispatch: bool) -> float:
+    """CPU time of the loop's thread per token. Each step is written before the next comes."""
+    keys = Keyspace()
+    calls = QueueCalls(keys)
+    with connect(server.url) as client:
+        leases = _leases(client, calls, batch)
+    redis = pack_in_c(aconnect(server.url))
+    deliveries, metrics, engine = Deliveries(), Metrics("none", 4096), _NoEngine()
+    dispatcher = Dispatcher(deliveries, engine, metrics)  # type: ignore[arg-type]  # a stand-in
+    publisher = Publisher(
+        redis,
+        calls,
+        deliveries,
+        retrier=Retrier(metrics),
+        metrics=metrics,
+        text_of=str,
+        on_lost=lambda delivery: None,
+        on_end=lambda delivery, ending: None,
+    )
+    held = [Delivery(lease) for lease in leases]
+    for delivery in held:
+        deliveries.add(delivery)
+    loops = [asyncio.create_task(publisher.run()), asyncio.create_task(dispatcher.run())]
+    spent_s = 0.0
+    for number in range(1, steps + 1):
+        outputs = [output_of(delivery.attempt_id, number) for delivery in held]
+        if not dispatch:
+            for delivery, output in zip(held, outputs, strict=True):
+                delivery.pending.append(output)
+        began_s = time.thread_time()
+        if dispatch:
+            engine.events.put_nowait(Stepped(outputs, EngineStats(steps_total=number)))
+        else:
+            deliveries.unwritten.set()
+        while held[-1].acked < number:
+            await publisher.settle()
+        spent_s += time.thread_time() - began_s
+    for loop in loops:
+        loop.cancel()
+    await redis.aclose()
+    return spent_s / (batch * steps) * 1e6
+
+
+# ---- the whole worker ----
+
+
+def _worker_us(server: EmbeddedServer, batch: int) -> float:
+    with (
+        tempfile.TemporaryDirectory(prefix="hot-path-") as folder,
+        connect(server.url) as client,
+    ):
+        ready = Path(folder) / "ready"
+        command = [
+            *(sys.executable, "-m", "benchmarks.hot_path_engine"),
+            *(server.url, str(batch), str(ready)),
+        ]
+        with running(command) as process:
+            wait_until(ready.exists, process, timeout_s=60, what="the worker")
+            worker = psutil.Process(process.pid)
+            _serve(client, batch, 50, "warm")
+            began_s = sum(worker.cpu_times()[:2])
+            _serve(client, batch, WORKER_STEPS, "timed")
+            spent_s = sum(worker.cpu_times()[:2]) - began_s
+    return spent_s / (batch * WORKER_STEPS) * 1e6 - engine_us(batch)
+
+
+def _serve(client: Any, batch: int, tokens: int, name: str) -> None:
+    """Enqueue so many requests of `tokens` tokens, and wait for all to end."""
+    calls = QueueCalls(Keyspace())
+    body = json.dumps({"prompt": "x", "max_tokens": tokens})
+    ids = [f"{name}-{number}" for number in range(batch)]
+    for number, request_id in enumerate(ids):
+        run(client, calls.enqueue(request_id, body=body, tenant=f"t{number}"))
+    _poll(lambda: all(client.hget(calls.keys.record(each), "state") == "done" for each in ids))
+
+
+def _poll(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + 300
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise SystemExit("the requests did not end")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
