@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._async_listener import AsyncListener
 from ._base import (
+    CALLS_AT_A_TIME,
     FIRST_CONTACT_S,
     HEAD_FIELDS,
     BaseLink,
@@ -43,6 +44,7 @@ class AsyncLink(BaseLink):
 
     def __init__(self, options: ClientOptions, given: Redis | None) -> None:
         super().__init__(options, given)
+        self._turns = asyncio.BoundedSemaphore(CALLS_AT_A_TIME)
         self._partitions: Partitions[Redis, AsyncListener] = Partitions(
             self.keys,
             self.policy,
@@ -120,7 +122,7 @@ class AsyncLink(BaseLink):
         home = self._partitions.home_of(request_id)
         call = home.calls.cancel(request_id)
         with contextlib.suppress(TokenmillError):
-            await aretry(lambda: arun(home.redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
+            await self._repeat(lambda: arun(home.redis, call), RetryPolicy(FIRST_CONTACT_S))
 
     def check_usable(self) -> None:
         if self.closed:
@@ -145,10 +147,16 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
-        attempt = aretry(operation, self._retry_policy(), self._url)
-        reply = await keep_cancellation(attempt)
+        reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
         self._reached = True
         return reply
+
+    async def _repeat(self, operation: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
+        async def in_turn() -> T:
+            async with self._turns:
+                return await operation()
+
+        return await aretry(in_turn, policy, self._url)
 
     async def _count_partitions(self) -> None:
         """Until a worker has said how many there are, every call asks again."""

@@ -21,6 +21,9 @@ from .scripts import ScriptCall
 
 #: A server that never answered is not waited for: the address is wrong more often than not.
 FIRST_CONTACT_S: Final = 1.0
+#: Calls of one client under way at a time, each on a connection of its own; others wait for their
+#: turn. Well below the 100 connections at which redis-py refuses.
+CALLS_AT_A_TIME: Final = 64
 #: The record fields of a stream's `RecordHead`.
 HEAD_FIELDS: Final = ("created", "end_seq")
 

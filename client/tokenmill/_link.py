@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._base import (
+    CALLS_AT_A_TIME,
     FIRST_CONTACT_S,
     HEAD_FIELDS,
     BaseLink,
@@ -43,6 +45,7 @@ class Link(BaseLink):
     def __init__(self, options: ClientOptions, given: Redis | None) -> None:
         super().__init__(options, given)
         self._pid = os.getpid()
+        self._turns = threading.BoundedSemaphore(CALLS_AT_A_TIME)
         self._partitions: Partitions[Redis, Listener] = Partitions(
             self.keys,
             self.policy,
@@ -119,13 +122,14 @@ class Link(BaseLink):
         home = self._partitions.home_of(request_id)
         call = home.calls.cancel(request_id)
         with contextlib.suppress(TokenmillError):
-            retry(lambda: run(home.redis, call), RetryPolicy(FIRST_CONTACT_S), self._url)
+            self._repeat(lambda: run(home.redis, call), RetryPolicy(FIRST_CONTACT_S))
 
     def check_usable(self) -> None:
         if self.closed:
             raise RuntimeError("the client is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            self._turns = threading.BoundedSemaphore(CALLS_AT_A_TIME)
             self._partitions.forget_listeners()  # forked; redis-py renews its connections
 
     def close(self) -> None:
@@ -141,9 +145,16 @@ class Link(BaseLink):
 
     def _call(self, operation: Callable[[], T]) -> T:
         self.check_usable()
-        reply = retry(operation, self._retry_policy(), self._url)
+        reply = self._repeat(operation, self._retry_policy())
         self._reached = True
         return reply
+
+    def _repeat(self, operation: Callable[[], T], policy: RetryPolicy) -> T:
+        def in_turn() -> T:
+            with self._turns:
+                return operation()
+
+        return retry(in_turn, policy, self._url)
 
     def _count_partitions(self) -> None:
         """Until a worker has said how many there are, every call asks again."""
