@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 MIN_VERSION: Final = (6, 2)
+#: Sharded Pub/Sub.
+MIN_CLUSTER_VERSION: Final = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +23,25 @@ class Finding:
     """An `error` must keep a worker from starting; a `warning` is for the log."""
 
     severity: Literal["error", "warning"]
-    code: Literal["version", "eviction", "persistence", "unknown"]
+    code: Literal["version", "topology", "eviction", "persistence", "unknown"]
     message: str
 
 
-def check_server(client: redis.Redis) -> list[Finding]:
-    """What is wrong with the server; empty when nothing is. Raises what redis-py raises."""
+def check_server(client: redis.Redis, *, is_cluster: bool = False) -> list[Finding]:
+    """What is wrong with the server; empty when nothing is. Raises what redis-py raises.
+
+    `is_cluster`: whether the URL is that of a cluster.
+    """
     try:
-        return findings(client.info())
+        return findings(client.info(), is_cluster=is_cluster)
     except NoPermissionError:
         return [_NOT_ALLOWED]
 
 
-async def acheck_server(client: redis.asyncio.Redis) -> list[Finding]:
+async def acheck_server(client: redis.asyncio.Redis, *, is_cluster: bool = False) -> list[Finding]:
     """`check_server` for asyncio."""
     try:
-        return findings(await client.info())
+        return findings(await client.info(), is_cluster=is_cluster)
     except NoPermissionError:
         return [_NOT_ALLOWED]
 
@@ -46,15 +51,27 @@ _NOT_ALLOWED = Finding(
 )
 
 
-def findings(info: Mapping[str, Any]) -> list[Finding]:
+def findings(info: Mapping[str, Any], *, is_cluster: bool = False) -> list[Finding]:
     """The judgement on a reply to INFO."""
     found = []
     version = str(info.get("redis_version", ""))
     # Valkey reports the last Redis version it is compatible with.
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < MIN_VERSION:
+    oldest = MIN_CLUSTER_VERSION if is_cluster else MIN_VERSION
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < oldest:
+        what = " for a cluster" if is_cluster else ""
+        use = ".".join(map(str, oldest))
         found.append(
-            Finding("error", "version", f"Redis {version or '?'} is too old; use 6.2 or newer")
+            Finding(
+                "error", "version", f"Redis {version or '?'} is too old{what}; use {use} or newer"
+            )
         )
+    if bool(info.get("cluster_enabled")) is not is_cluster:
+        way_out = (
+            "is not part of a cluster; use redis://"
+            if is_cluster
+            else "is part of a cluster; use redis+cluster://"
+        )
+        found.append(Finding("error", "topology", f"the server {way_out}"))
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         found.append(

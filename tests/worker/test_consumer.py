@@ -13,8 +13,9 @@ from tokenmill.ready import acreate_groups
 from tokenmill.scripts import arun
 from tokenmill_worker.consumer import Consumer
 from tokenmill_worker.delivery import Delivery
-from tokenmill_worker.health import Health
+from tokenmill_worker.health import Loops
 from tokenmill_worker.intake import Identity
+from tokenmill_worker.places import Places
 
 
 def make_consumer(
@@ -31,12 +32,12 @@ def make_consumer(
         calls=bench.calls,
         deliveries=bench.deliveries,
         identity=Identity(WORKER, ("model",), "fingerprint"),
-        capacity=capacity,
+        places=Places(capacity),
         aging_ms=aging_ms,
         on_lease=take,
         retrier=bench.retrier,
         metrics=bench.metrics,
-        health=Health(stale_after_s=10.0),
+        health=Loops(stale_after_s=10.0),
     )
     return consumer, taken
 

@@ -60,18 +60,33 @@ def test_readiness_needs_a_loaded_engine_and_living_loops() -> None:
     health = Health(stale_after_s=10)
     assert not health.is_ready
     health.enter("ready")
+    assert not health.is_ready  # it has no lane yet
+    lane = health.lane(0)
     assert health.is_ready
     assert health.changed.is_set()
 
     long_ago_s = time.monotonic() - 11
-    health.last_fetch_s = long_ago_s
+    lane.last_fetch_s = long_ago_s
     assert health.stuck_loops == ["fetch"]
-    health.is_full = True  # a full worker has no reason to fetch
+    assert not health.is_ready
+    lane.is_full = True  # a full worker has no reason to fetch
     assert health.is_ready
-    health.last_heartbeat_s = long_ago_s
+    lane.last_heartbeat_s = long_ago_s
     assert health.stuck_loops == ["heartbeat"]
-    health.beaten()
+    lane.beaten()
     assert health.is_ready
 
     health.enter("draining")
+    assert not health.is_ready
+
+
+def test_one_partition_that_can_be_reached_is_enough() -> None:
+    health = Health(stale_after_s=10)
+    health.enter("ready")
+    lanes = [health.lane(number) for number in (0, 2)]
+
+    lanes[1].last_fetch_s = time.monotonic() - 11
+    assert health.is_ready
+    assert health.stuck_loops == ["fetch.2"]
+    lanes[0].last_heartbeat_s = time.monotonic() - 11
     assert not health.is_ready

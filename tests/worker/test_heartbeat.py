@@ -9,7 +9,7 @@ from support_worker import make_output
 from support_worker_bench import WORKER, Bench, Flaky, running, until
 from tokenmill.keys import GROUP
 from tokenmill.scripts import arun
-from tokenmill_worker.health import Health
+from tokenmill_worker.health import Loops
 from tokenmill_worker.heartbeat import Heartbeat
 
 
@@ -20,7 +20,7 @@ def make_heartbeat(bench: Bench, pauses: list[bool], lease_s: float = 10.0) -> H
         deliveries=bench.deliveries,
         publisher=bench.publisher,
         retrier=bench.retrier,
-        health=Health(stale_after_s=10.0),
+        health=Loops(stale_after_s=10.0),
         worker_id=WORKER,
         interval_s=0.001,
         lease_s=lease_s,

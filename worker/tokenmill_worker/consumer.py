@@ -20,10 +20,11 @@ from tokenmill.scripts import arun
 
 from .cancellation import raise_if_cancelled
 from .delivery import Deliveries, Delivery
-from .health import Health
+from .health import Loops
 from .intake import Identity
 from .logs import fields
 from .metrics import Metrics
+from .places import Places
 from .retrying import Retrier
 from .service_order import RESUMED, plan_reads
 from .settings import BLOCK_MS
@@ -38,7 +39,7 @@ PENDING_PAGE = 500
 
 @dataclass(slots=True, kw_only=True)
 class Consumer:
-    """`capacity` says how many more requests fit; `on_lease` gets each new delivery.
+    """`places` says how many more requests fit; `on_lease` gets each new delivery.
 
     While requests come, each round asks for the ages of what waits (`peek`) and reads in the order
     of service. When there was nothing, one read blocks on all classes at once.
@@ -48,12 +49,12 @@ class Consumer:
     calls: QueueCalls
     deliveries: Deliveries
     identity: Identity
-    capacity: Callable[[], int]
+    places: Places
     aging_ms: int
     on_lease: Callable[[Delivery], None]
     retrier: Retrier
     metrics: Metrics
-    health: Health
+    health: Loops
     _stopping: bool = field(default=False, init=False)
     _is_idle: bool = field(default=False, init=False)
     _no_resumed_until_s: float = field(default=float("-inf"), init=False)
@@ -110,15 +111,16 @@ class Consumer:
         ages_ms = await arun(self.redis, self.calls.peek(PEEK_ENTRIES))
         self.health.fetched()
         ages_ms = {name: ages_ms[name] for name in self._classes()}
-        plan = plan_reads(ages_ms, count=self.capacity(), aging_ms=self.aging_ms)
+        plan = plan_reads(ages_ms, count=self.places.num_free(), aging_ms=self.aging_ms)
         self._is_idle = not any(ages_ms.values())
         for ready_class, planned in plan.items():
-            count = min(planned, self.capacity())
+            count = min(planned, self.places.num_free())
             if count <= 0 or self._stopping:
                 return
-            await self._take(
-                await self._read({self.calls.keys.ready(ready_class): ">"}, count=count)
-            )
+            with self.places.reserved(count):
+                await self._take(
+                    await self._read({self.calls.keys.ready(ready_class): ">"}, count=count)
+                )
 
     async def _wait_for_work(self) -> None:
         """One read of whatever comes first.
@@ -129,8 +131,9 @@ class Consumer:
         streams = {self.calls.keys.ready(name): ">" for name in self._classes()}
         entries = await self._read(streams, count=1, block_ms=BLOCK_MS)
         self._is_idle = not entries
-        room = max(self.capacity(), 0)
-        await self._take(entries[:room])
+        room = max(self.places.num_free(), 0)
+        with self.places.reserved(min(room, len(entries))):
+            await self._take(entries[:room])
         for lease in await self._lease(entries[room:]):
             call = self.calls.hand_over(lease.request_id, lease.fence, reason="no_room")
             await self.retrier.until_answered("release", partial(arun, self.redis, call))
@@ -145,7 +148,7 @@ class Consumer:
 
     async def _wait_for_capacity(self) -> None:
         raise_if_cancelled()
-        while self.capacity() <= 0 and not self._stopping:
+        while self.places.num_free() <= 0 and not self._stopping:
             self.health.is_full = True
             self.deliveries.changed.clear()
             await self.deliveries.changed.wait()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic_core import to_json
@@ -65,6 +66,7 @@ class Delivery:
     max_tokens: int = 0
     meta: dict[str, Any] | None = None
     expiry: asyncio.TimerHandle | None = None
+    partition: int = 0
 
     def __post_init__(self) -> None:
         self.attempt_id = f"{self.lease.request_id}/{self.lease.fence}"
@@ -168,11 +170,12 @@ class Delivery:
 
 
 class Deliveries:
-    """The requests that this worker holds, by attempt id."""
+    """The requests that a worker holds of one partition, by attempt id. All its lanes share
+    `changed`: the room that one of them gives up is room for the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: asyncio.Event | None = None) -> None:
         self._by_attempt: dict[str, Delivery] = {}
-        self.changed = asyncio.Event()  # set whenever one comes or goes
+        self.changed = changed or asyncio.Event()  # set whenever one comes or goes
         self.unwritten = asyncio.Event()  # set whenever one may have something to write
 
     def __len__(self) -> int:
@@ -187,6 +190,10 @@ class Deliveries:
     def get(self, attempt_id: str) -> Delivery | None:
         return self._by_attempt.get(attempt_id)
 
+    def write_soon(self) -> None:
+        """One may have something to write."""
+        self.unwritten.set()
+
     def add(self, delivery: Delivery) -> None:
         self._by_attempt[delivery.attempt_id] = delivery
         self.changed.set()
@@ -196,6 +203,41 @@ class Deliveries:
             delivery.expiry.cancel()
         self._by_attempt.pop(delivery.attempt_id, None)
         self.changed.set()
+
+
+class DeliveriesOfLanes:
+    """Those of all lanes, by partition."""
+
+    def __init__(self, lanes: Mapping[int, Deliveries], changed: asyncio.Event) -> None:
+        self._lanes = lanes
+        self.changed = changed
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self._lanes.values())
+
+    def __contains__(self, delivery: Delivery) -> bool:
+        return delivery in self._lanes[delivery.partition]
+
+    def get(self, attempt_id: str) -> Delivery | None:
+        for lane in self._lanes.values():
+            delivery = lane.get(attempt_id)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def add(self, delivery: Delivery) -> None:
+        self._lanes[delivery.partition].add(delivery)
+
+    def remove(self, delivery: Delivery) -> None:
+        self._lanes[delivery.partition].remove(delivery)
+
+    def write_soon(self) -> None:
+        """Any of them may have something to write."""
+        for lane in self._lanes.values():
+            lane.write_soon()
 
 
 def _runs(outputs: Sequence[RequestOutput]) -> Iterator[list[RequestOutput]]:

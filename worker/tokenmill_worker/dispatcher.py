@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tokenmill_engine.outputs import EngineStats, RequestOutput
 
 from .conversion import book, failure, refusal
-from .delivery import Deliveries, Delivery, Ending
+from .delivery import Deliveries, DeliveriesOfLanes, Delivery, Ending
 from .engine_thread import EngineThread, Refused, Stepped
 from .errors import describe
 from .logs import fields
@@ -25,7 +25,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        deliveries: Deliveries,
+        deliveries: Deliveries | DeliveriesOfLanes,
         engine: EngineThread,
         metrics: Metrics,
         *,
@@ -44,7 +44,7 @@ class Dispatcher:
                     self._on_step(outputs, stats)
                 case Refused(attempt_id, error):
                     self._on_refused(attempt_id, error)
-            self._deliveries.unwritten.set()
+            self._deliveries.write_soon()
 
     def hold(self, delivery: Delivery) -> None:
         """From now on the delivery is this worker's: renewed, and dropped at its deadline."""
@@ -86,7 +86,7 @@ class Dispatcher:
     def end(self, delivery: Delivery, ending: Ending) -> None:
         """Let the publisher write the end event."""
         delivery.ending = ending
-        self._deliveries.unwritten.set()
+        self._deliveries.write_soon()
 
     def conclude(self, delivery: Delivery, ending: Ending) -> None:
         """The end event is stored."""

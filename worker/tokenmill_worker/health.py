@@ -11,19 +11,14 @@ State = Literal["loading", "ready", "draining"]
 
 
 @dataclass(slots=True)
-class Health:
-    """Written by the event loop, read by other threads. Times are monotonic, in seconds."""
+class Loops:
+    """The loops of one lane. Written by the event loop, read by other threads. Times are monotonic,
+    in seconds."""
 
     stale_after_s: float  # without a sign of life for so long, a loop counts as stuck
-    state: State = "loading"
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_full: bool = False  # the consumer waits for capacity, so it has no reason to fetch
     last_fetch_s: float = field(default_factory=time.monotonic)
     last_heartbeat_s: float = field(default_factory=time.monotonic)
-
-    def enter(self, state: State) -> None:
-        self.state = state
-        self.changed.set()
 
     def fetched(self) -> None:
         self.last_fetch_s = time.monotonic()
@@ -32,11 +27,7 @@ class Health:
         self.last_heartbeat_s = time.monotonic()
 
     @property
-    def is_ready(self) -> bool:
-        return self.state == "ready" and not self.stuck_loops
-
-    @property
-    def stuck_loops(self) -> list[str]:
+    def stuck(self) -> list[str]:
         """Loops that have not had an answer from Redis for too long."""
         now_s = time.monotonic()
         stuck = []
@@ -45,3 +36,32 @@ class Health:
         if now_s - self.last_heartbeat_s > self.stale_after_s:
             stuck.append("heartbeat")
         return stuck
+
+
+@dataclass(slots=True)
+class Health:
+    """Of the whole worker. `lanes` are by partition; there are none before it serves."""
+
+    stale_after_s: float
+    state: State = "loading"
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    lanes: dict[int, Loops] = field(default_factory=dict)
+
+    def enter(self, state: State) -> None:
+        self.state = state
+        self.changed.set()
+
+    def lane(self, partition: int) -> Loops:
+        return self.lanes.setdefault(partition, Loops(self.stale_after_s))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves: with several partitions, one that can be reached is enough."""
+        return self.state == "ready" and any(not loops.stuck for loops in self.lanes.values())
+
+    @property
+    def stuck_loops(self) -> list[str]:
+        """Of all lanes; with more than one, each with its partition."""
+        if len(self.lanes) == 1:
+            return next(iter(self.lanes.values())).stuck
+        return [f"{loop}.{number}" for number, loops in self.lanes.items() for loop in loops.stuck]

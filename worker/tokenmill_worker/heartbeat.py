@@ -18,7 +18,7 @@ from tokenmill.scripts import arun
 
 from .cancellation import raise_if_cancelled
 from .delivery import Deliveries, Delivery
-from .health import Health
+from .health import Loops
 from .publisher import Publisher
 from .retrying import Retrier
 
@@ -36,7 +36,7 @@ class Heartbeat:
     deliveries: Deliveries
     publisher: Publisher
     retrier: Retrier
-    health: Health
+    health: Loops
     worker_id: str
     interval_s: float
     lease_s: float

@@ -36,6 +36,7 @@ class Maintenance:
     retrier: Retrier
     metrics: Metrics
     interval_s: float
+    _counted: tuple[int, int] = field(default=(0, 0), init=False)
     _memory_checked_s: float = field(default=float("-inf"), init=False)
 
     async def run(self) -> None:
@@ -61,8 +62,10 @@ class Maintenance:
         if counts:
             logger.info("maintenance", extra=fields(**counts))
         queued, leased = await self._counters()
-        self.metrics.queued.set(queued)
-        self.metrics.leased.set(leased)
+        # By difference: the lanes of a worker add up.
+        self.metrics.queued.inc(queued - self._counted[0])
+        self.metrics.leased.inc(leased - self._counted[1])
+        self._counted = queued, leased
 
     async def _counters(self) -> tuple[int, int]:
         key = self.calls.keys.counters

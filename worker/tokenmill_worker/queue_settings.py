@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -13,7 +14,7 @@ from pydantic_settings import BaseSettings
 from tokenmill._redis import RedisOptions
 from tokenmill._url import RedisUrl
 from tokenmill.errors import ConfigurationError
-from tokenmill.keys import Keyspace
+from tokenmill.keys import MAX_PARTITIONS, Keyspace
 
 #: Calls on the control connection must fail well before a lease does.
 CONTROL_TIMEOUT_S = 2.0
@@ -36,6 +37,15 @@ class QueueSettings(BaseSettings):
     insecure_redis: bool = Field(False, description="Talk to a public host without verified TLS.")
     namespace: str = Field("tokenmill", description="First part of every key.")
     pool: str = Field("default", description="Workers of a pool serve the same model.")
+    partitions: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PARTITIONS,
+        description="Parts into which a new pool is divided, for ever; unset: 1, or what it has.",
+    )
+    serve_partitions: str | None = Field(
+        None, description="Those that this worker serves, as in 0,2; all if unset."
+    )
     name: str = Field(
         platform.node() or "worker",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
@@ -61,6 +71,24 @@ class QueueSettings(BaseSettings):
         if file is not None and not os.access(file, os.R_OK):
             raise ValueError("cannot be read")
         return file
+
+    @field_validator("serve_partitions")
+    @classmethod
+    def _are_numbers(cls, numbers: str | None) -> str | None:
+        if numbers is not None and not re.fullmatch(r"\d+(,\d+)*", numbers):
+            raise ValueError("must be numbers with commas between them")
+        return numbers
+
+    def served_partitions(self, count: int) -> list[int]:
+        """Of the pool's `count` partitions; raises `ConfigurationError` for one that is not."""
+        if self.serve_partitions is None:
+            return list(range(count))
+        served = sorted(set(map(int, self.serve_partitions.split(","))))
+        if served[-1] >= count:
+            raise ConfigurationError(
+                f"serve_partitions: the pool has {count}, so the highest is {count - 1}"
+            )
+        return served
 
     @property
     def keyspace(self) -> Keyspace:

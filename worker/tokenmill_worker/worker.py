@@ -8,36 +8,28 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
 
-from tokenmill._redis import aconnect
-from tokenmill._redis_errors import REDIS_ERRORS, translate
-from tokenmill._server_check import acheck_server
 from tokenmill._version import __version__
-from tokenmill.calls import QueueCalls, QueuePolicy
-from tokenmill.errors import (
-    AuthenticationFailed,
-    ConfigurationError,
-    QueueUnavailable,
-    TokenmillError,
-)
+from tokenmill.errors import TokenmillError
 from tokenmill_engine.errors import EngineError
 
 from .card import Card
 from .endpoints import Endpoints, Reply, json_reply
 from .engine_port import Engine, EngineFactory
 from .engine_thread import EngineThread
-from .errors import EngineFailed, QueueNotReady, StartupError, WorkerError, describe
+from .errors import EngineFailed, StartupError, WorkerError, describe
 from .health import Health
 from .intake import Identity
 from .logs import fields
-from .packing import pack_in_c
 from .phases import Phases
-from .service import Connections, Service
+from .service import Service
 from .settings import Settings
 from .shutdown import Shutdown
+from .ways import Way, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +45,6 @@ class Worker:
         self._factory = engine_factory
         # A new name at every start: a name that comes back would inherit the old one's entries.
         self.id = f"{settings.name}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._calls = QueueCalls(settings.keyspace, _policy(settings))
         self._health = Health(stale_after_s=max(settings.lease_ms / 1000, 5.0))
         self._service: Service | None = None
         self._address = ""
@@ -67,18 +58,21 @@ class Worker:
         shutdown = Shutdown()
         shutdown.listen()
         settings = self._settings
-        connections = self._connect()
+        ways = Ways(settings, self.id)
         endpoints = Endpoints(settings.metrics_host, settings.metrics_port, self._routes())
         self._address = endpoints.address
         try:
-            await self._check_queue(connections)
-            async with self._card(connections).shown():
-                return await self._load_and_serve(connections, shutdown)
+            opened = await ways.open()
+            async with AsyncExitStack() as shown:
+                await shown.enter_async_context(ways.kept())
+                for way in opened:
+                    await shown.enter_async_context(self._card(way).shown())
+                return await self._load_and_serve(opened, shutdown)
         finally:
             await asyncio.to_thread(endpoints.close)
-            await connections.close()
+            await ways.close()
 
-    async def _load_and_serve(self, connections: Connections, shutdown: Shutdown) -> int:
+    async def _load_and_serve(self, ways: Sequence[Way], shutdown: Shutdown) -> int:
         phases = Phases()
         engine_thread = EngineThread(self._factory, phases)
         engine = await self._load(engine_thread, shutdown)
@@ -89,8 +83,7 @@ class Worker:
         identity = self._identity()
         service = Service(
             self._settings,
-            self._calls,
-            connections,
+            ways,
             identity=identity,
             engine=engine,
             engine_thread=engine_thread,
@@ -132,34 +125,11 @@ class Worker:
         except (EngineError, TokenmillError, StartupError) as error:
             raise StartupError(str(error)) from None
 
-    def _connect(self) -> Connections:
-        settings = self._settings
-        options = settings.redis_options(self.id)
-        control = settings.redis_options(self.id, for_control=True)
-        try:
-            url = settings.redis_url_with_password()
-            clients = [aconnect(url, chosen) for chosen in (options, options, control)]
-            return Connections(*map(pack_in_c, clients))
-        except ConfigurationError as error:
-            raise StartupError(str(error)) from None
-
-    async def _check_queue(self, connections: Connections) -> None:
-        try:
-            found = await acheck_server(connections.control)
-        except REDIS_ERRORS as error:
-            raise _not_ready(
-                translate(error, self._settings.redis_url.get_secret_value())
-            ) from None
-        for finding in found:
-            if finding.severity == "error":
-                raise QueueNotReady(f"Redis: {finding.message}")
-            logger.warning("redis: %s", finding.message)
-
-    def _card(self, connections: Connections) -> Card:
+    def _card(self, way: Way) -> Card:
         settings = self._settings
         return Card(
-            redis=connections.control,
-            key=self._calls.keys.worker_card(self.id),
+            redis=way.connections.control,
+            key=way.calls.keys.worker_card(self.id),
             interval_s=settings.heartbeat_interval_ms / 1000,
             lease_ms=settings.lease_ms,
             facts={
@@ -207,25 +177,6 @@ class Worker:
     def _readyz_reply(self) -> Reply:
         health = self._health
         return json_reply(health.is_ready, {"state": health.state, "stuck": health.stuck_loops})
-
-
-def _policy(settings: Settings) -> QueuePolicy:
-    return QueuePolicy(
-        deadline_ms=int(settings.default_deadline_s * 1000),
-        retention_ms=int(settings.retention_s * 1000),
-        max_queued=settings.max_queued,
-        lease_ms=settings.lease_ms,
-        max_strikes=settings.max_strikes,
-        max_attempts=settings.max_attempts,
-        max_retries=settings.max_retries,
-        backoff_ms=settings.retry_backoff_ms,
-    )
-
-
-def _not_ready(error: TokenmillError) -> QueueNotReady:
-    """Whoever restarts the worker may help when Redis is away, not when a password is wrong."""
-    away = isinstance(error, QueueUnavailable) and not isinstance(error, AuthenticationFailed)
-    return QueueNotReady(str(error), exit_code=os.EX_UNAVAILABLE if away else os.EX_CONFIG)
 
 
 def _log_failures(failures: BaseExceptionGroup) -> None:
