@@ -7,7 +7,8 @@
 -- Reply {OK}         a record exists for this entry (also when the call is repeated)
 --       {DUP}        the id is known with the same content
 --       {CONFLICT}   the id is known with another content
---       {INVALID}    the id is not an id; there is no log to say so in
+--       {INVALID}    the id is not an id: there is no log to say so in; or the tenant is none: ended
+--                    with an end event
 --       {TOO_LARGE} {FULL}  refused with an end event, which the producer finds in the log
 --
 -- The XADD was acknowledged to its producer, so a refusal must be visible: hence the end event.
@@ -31,6 +32,11 @@ local function refuse(status, code, message)
   create(id, request, options)
   settle(id, 'failed', code, message)
   return { status }
+end
+if not is_tenant(request.tenant) then
+  request.tenant = 'default'
+  return refuse('INVALID', 'invalid_request',
+    "tenant: must be 1 to 64 ASCII letters, digits, '_', '.' or '-'")
 end
 if #request.body > options.max_body_bytes then
   return refuse('TOO_LARGE', 'too_long', 'the body is over ' .. options.max_body_bytes .. ' bytes')

@@ -40,6 +40,7 @@ local function share_of(class, tenant) return class .. ':' .. tenant end
 local function fence_of(attempt, created) return attempt .. '.' .. created end
 
 local function is_id(id) return #id <= 64 and string.find(id, '^[%w_-]+$') ~= nil end
+local function is_tenant(name) return #name <= 64 and string.find(name, '^[%w_.-]+$') ~= nil end
 
 -- Lua prints large numbers as 1.7e+12; Redis wants digits.
 local function int(number) return string.format('%.0f', number) end

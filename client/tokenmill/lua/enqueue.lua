@@ -18,6 +18,9 @@ local id, tenant, class, sha, body = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if class ~= '0' and class ~= '1' and class ~= '2' then
   return redis.error_reply('ERR class must be 0, 1 or 2')
 end
+if not is_id(id) or not is_tenant(tenant) then
+  return redis.error_reply('ERR id and tenant must be 1 to 64 ASCII letters, digits, _ or -')
+end
 local state, known_sha, known_since = read_record(id, 'state', 'sha', 'created')
 if state then return { known_sha == sha and 'DUP' or 'CONFLICT', tonumber(known_since), state } end
 if #body > options.max_body_bytes then return { 'TOO_LARGE', options.max_body_bytes } end

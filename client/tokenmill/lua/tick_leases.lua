@@ -30,7 +30,8 @@ end
 -- A plain XADD whose reader died before admitting it: add it again, a few times.
 local function redeliver_plain(ready, entry, consumer, fields)
   local id, body, tenant = fields.id, fields.body, fields.tenant or ''
-  local deliveries = tonumber(fields.deliveries or '0') + 1
+  -- Whoever wrote the entry wrote the count: what is no small number counts as none.
+  local deliveries = tonumber(string.match(fields.deliveries or '', '^%d%d?$') or '0') + 1
   if deliveries < options.max_deliveries then
     drop_read_entry(ready, entry)
     redis.call('XADD', ready_key(ready), '*', 'id', id, 'body', body, 'tenant', tenant,
@@ -38,6 +39,7 @@ local function redeliver_plain(ready, entry, consumer, fields)
     count('redelivered')
   elseif is_id(id) then
     if #body > options.max_body_bytes then body = '' end
+    if not is_tenant(tenant) then tenant = 'default' end
     create(id, { tenant = tenant, class = ready, sha = '', body = body, state = 'queued',
       entry = entry, event = 'admitted' }, options)
     bury(id, 'undeliverable', 'read several times, never started', consumer)
