@@ -11,7 +11,7 @@ PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-all mutants lint fmt type bench bench-peers compose-test
+.PHONY: help setup model demo test test-all mutants chaos soak fuzz leak lint fmt type bench bench-peers compose-test
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
@@ -26,6 +26,18 @@ test: setup lint  ## lint, and the tests that take seconds
 
 test-all: setup lint  ## lint, and every test
 	$(PYTEST) $(ARGS)
+
+chaos: setup  ## real servers and processes under every kind of fault, and a table (a quarter of an hour)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m scenario tests/chaos $(ARGS)
+
+soak: $(VENV)/.stamp-dev  ## ten minutes of load and random faults; ARGS='--seconds 60' for less
+	PYTHONPATH=client:engine:worker:tests $(BIN)/python tests/chaos/soak.py $(ARGS)
+
+fuzz: $(VENV)/.stamp-dev  ## 20,000 malformed requests at one worker: counts, and its memory
+	$(TEST_ENV) $(BIN)/python -m pytest -q -s -m slow tests/worker/test_fuzz.py $(ARGS)
+
+leak: $(VENV)/.stamp-dev  ## 10,000 requests through the SDK: connections, channels, threads, memory
+	$(TEST_ENV) $(BIN)/python -m pytest -q -s -m slow tests/integration/test_leaks.py $(ARGS)
 
 mutants: $(VENV)/.stamp-dev  ## known bugs put into the queue's scripts: who catches each, and when
 	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m support_mutants $(ARGS)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = (
     "setup", "demo", "test", "test-all", "lint", "fmt", "type", "bench", "bench-peers",
-    "compose-test", "mutants",
+    "compose-test", "mutants", "fuzz", "leak", "chaos", "soak",
 )  # fmt: skip
 
 #: Notes its arguments; `-m venv FOLDER` makes a folder whose python is this script again.
