@@ -71,10 +71,8 @@ def check_after(
             log = [parse_event(entry["d"]) for entry in snapshot.logs.get(request_id, {}).values()]
             verdict.logs[request_id] = [event for event in log if event is not None]
             _check_against_log(verdict, transcript, exact=data_lost_at_s is None)
-    wanted = dict(statuses or {"done": len(transcripts)})
-    verdict.demand(
-        dict(verdict.statuses) == wanted, f"ended {dict(verdict.statuses)}, expected {wanted}"
-    )
+    wanted = Counter(statuses or {"done": len(transcripts)})
+    verdict.demand(verdict.statuses == wanted, f"ended {verdict.statuses}, expected {wanted}")
     return verdict
 
 
