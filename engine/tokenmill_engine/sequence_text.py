@@ -13,7 +13,8 @@ from .tokenizer import Tokenizer
 
 class SequenceText:
     """Follows a request's output tokens. Everything in here is a function of the token ids alone,
-    so that a successor rebuilds it by replaying what was published.
+    so that a successor rebuilds it by replaying what was published. (What sampling remembers is
+    rebuilt from the same ids, see `TokenCounts.update`.)
 
     A stop string found here is noted on the request as its `finish_reason`; freeing the request's
     blocks is left to whoever owns the scheduler.

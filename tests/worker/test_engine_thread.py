@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,19 @@ async def test_a_refused_request_harms_no_neighbour(thread: EngineThread) -> Non
     assert isinstance(refused, Refused)
     assert refused.attempt_id == "a/1"
     assert await outputs_until_end(thread, "b/1") == expected_tokens(b"hello", 0, 3)
+
+
+async def test_a_suspect_is_handed_on_as_one() -> None:
+    engine = FakeEngine()
+    thread = EngineThread(lambda _on_phase: engine, lambda _phase: None)
+    await thread.load()
+    thread.submit(request("a/1"))
+    thread.submit(replace(request("b/1"), alone=True))
+
+    await outputs_until_end(thread, "b/1")
+
+    assert engine.alone == ["b/1"]
+    await thread.stop(5)
 
 
 async def test_an_aborted_request_gives_no_more_outputs(thread: EngineThread) -> None:
