@@ -18,6 +18,7 @@ from tokenmill.protocol import GenerateRequest
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
+SMALL_BYTES = 20_000
 PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 2}
 GOOD_BODIES: tuple[dict[str, Any], ...] = (
     PROMPT,
@@ -53,7 +54,7 @@ class Hostile:
 
 def hostile_entries(count: int, number: int) -> Iterator[Hostile]:
     """`count` of them; `number` is the seed. The extremes come first and at once, so that memory
-    has seen its peak by the end of the warm-up, and again between the others."""
+    has seen its peak by the end of the warm-up; the smaller ones again between the others."""
     dice = random.Random(number)
     extremes = list(_extremes())
     bodies = _bodies(count - 2 * len(extremes), number, dice)
@@ -77,7 +78,7 @@ def is_valid(body: bytes) -> bool:
 
 
 def _bodies(count: int, number: int, dice: random.Random) -> list[bytes]:
-    extremes = list(_extremes())
+    extremes = [body for body in _extremes() if len(body) < SMALL_BYTES]
     bodies = _drawn_by_hypothesis(count // 2, number)
     bodies += [dice.choice(extremes) for _ in range(min(count // 50, 400))]
     while len(bodies) < count:

@@ -6,6 +6,7 @@ from ._client import Client
 from ._explain import Explanation
 from ._status import Handle, Status
 from ._stream import TokenStream
+from ._timeline import TimelineEntry
 from ._version import __version__
 from .errors import (
     AuthenticationFailed,
@@ -67,6 +68,7 @@ __all__ = [
     "StartEvent",
     "Status",
     "StreamDiverged",
+    "TimelineEntry",
     "TokenEvent",
     "TokenLogprob",
     "TokenStream",

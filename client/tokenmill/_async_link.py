@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._async_listener import AsyncListener
@@ -19,7 +20,8 @@ from ._base import (
     parse_read,
 )
 from ._cancellation import keep_cancellation
-from ._explain import Explanation, Surroundings, explain
+from ._explain import Explanation, explain
+from ._inquiry import Question, answers, inquire
 from ._partitions import Partition, Partitions
 from ._redis import aconnect, is_cluster
 from ._redis_errors import RetryPolicy, aretry
@@ -99,14 +101,14 @@ class AsyncLink(BaseLink):
         """Raises `UnknownRequest` if there is no such request."""
         status = Status.of(request_id, await self.record(request_id))
         home = await self.home(request_id)
-
-        async def read() -> Surroundings:
-            pipeline = home.redis.pipeline(transaction=False)
-            Surroundings.ask(pipeline, home.keys, status)
-            replies = await pipeline.execute(raise_on_error=False)
-            return Surroundings.parse(replies, self.policy.lease_ms)
-
-        return explain(status, await self._call(read))
+        inquiry = inquire(home.keys, status, self.policy.lease_ms)
+        questions = next(inquiry)
+        while True:
+            ask = partial(_ask, home.redis, questions)
+            try:
+                questions = inquiry.send(await self._call(ask))
+            except StopIteration as found:
+                return explain(status, found.value)
 
     async def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""
@@ -165,3 +167,11 @@ class AsyncLink(BaseLink):
             redis = self._partitions.client_of(self.keys.meta_slot)
             ask: Any = lambda: redis.hget(self.keys.meta, PARTITIONS_FIELD)  # noqa: E731
             self._partitions.learn(await self._call(ask))
+
+
+async def _ask(redis: Redis, questions: list[Question]) -> list[Any]:
+    """All in one round trip."""
+    pipeline = redis.pipeline(transaction=False)
+    for question in questions:
+        question(pipeline)
+    return answers(await pipeline.execute(raise_on_error=False))

@@ -187,7 +187,8 @@ class Client:
         return Status.of(request_id, self._link.record(check_id(request_id)))
 
     def explain(self, request_id: str) -> Explanation:
-        """Why a request has no answer yet: its status, the queue around it, and a sentence.
+        """Why a request has no answer yet, and what happened to it: its status, its place in the
+        queue, a sentence, and its history.
 
         Raises:
             UnknownRequest: there is no such request, or its retention is over.

@@ -1,124 +1,114 @@
-"""Why a request has no answer yet, in words."""
+"""Why a request has no answer yet, and what happened to it so far, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
-from redis.exceptions import ResponseError
 
+from ._inquiry import LONGEST_LINE, Surroundings
 from ._status import Status
-from .keys import GROUP, TENANT_COUNTER_PREFIX, Keyspace
-
-#: A worker that asked for work or renewed a lease within so many leases is alive.
-ALIVE_LEASES = 3
+from ._timeline import TimelineEntry, read_timeline
+from .keys import READY_CLASSES
 
 
 class Explanation(BaseModel):
-    """A request's status, what stands around it in the queue, and a sentence about both.
+    """A request's status, what stands around it in the queue, a sentence about both, its history.
 
     `workers` are those seen lately; `queued` and `running` count the requests of the pool,
-    `queued_of_tenant` those of the request's tenant; `events` is the length of its log.
+    `queued_of_tenant` those of the request's tenant; `events` is the length of its log. `place`
+    counts the requests before it in its line (at most 1,000; None: it stands in none), which is
+    that of its priority or, when it is `held`, of its tenant. `estimate_s` is the time until a
+    worker takes it if requests go on to end as fast as of late; None: nobody can say.
     """
 
     model_config = ConfigDict(frozen=True)
 
     status: Status
     summary: str
+    timeline: list[TimelineEntry]
     workers: list[str]
     queued: int
     queued_of_tenant: int
     running: int
     events: int
+    place: int | None
+    estimate_s: float | None
 
     def __str__(self) -> str:
         return f"{self.status.id}: {self.summary}"
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What `Explanation` needs besides the record."""
-
-    workers: list[str]
-    queued: int
-    queued_of_tenant: int
-    running: int
-    events: int
-
-    @staticmethod
-    def ask(pipeline: Any, keys: Keyspace, status: Status) -> None:
-        """Put the questions into a pipeline, sync or async."""
-        tenant = f"{TENANT_COUNTER_PREFIX}{status.tenant}"
-        pipeline.hmget(keys.counters, ["queued", "leased", tenant])
-        pipeline.xlen(keys.log(status.id))
-        for stream in keys.ready_streams.values():
-            pipeline.xinfo_consumers(stream, GROUP)
-
-    @classmethod
-    def parse(cls, replies: Sequence[Any], lease_ms: int) -> Surroundings:
-        """From the replies, errors included: they are raised, except those that mean "none"."""
-        for reply in replies:
-            if isinstance(reply, ResponseError) and not _is_unread_stream(reply):
-                raise reply
-        (queued, running, of_tenant), events, *streams = replies
-        workers = {
-            consumer["name"]
-            for consumers in streams
-            if not isinstance(consumers, ResponseError)
-            for consumer in consumers
-            if consumer["idle"] <= ALIVE_LEASES * lease_ms
-        }
-        return cls(
-            workers=sorted(workers),
-            queued=int(queued or 0),
-            queued_of_tenant=int(of_tenant or 0),
-            running=int(running or 0),
-            events=int(events),
-        )
-
-
-def _is_unread_stream(error: ResponseError) -> bool:
-    """No worker has ever read this stream, or nothing was ever in it."""
-    return "no such key" in str(error).lower() or "NOGROUP" in str(error)
-
-
 def explain(status: Status, around: Surroundings) -> Explanation:
+    estimate_s = _estimate_s(status, around)
     return Explanation(
         status=status,
-        summary=_summary(status, around),
+        summary=_summary(status, around, estimate_s),
+        timeline=read_timeline(around.history),
         workers=around.workers,
         queued=around.queued,
         queued_of_tenant=around.queued_of_tenant,
         running=around.running,
         events=around.events,
+        place=around.place,
+        estimate_s=estimate_s,
     )
 
 
-def _summary(status: Status, around: Surroundings) -> str:
+def _estimate_s(status: Status, around: Surroundings) -> float | None:
+    """Those who are served first, at the rate at which requests ended of late."""
+    if around.place is None or not around.workers or not around.ends_per_s:
+        return None
+    before = READY_CLASSES[: READY_CLASSES.index(around.ready_class)]
+    ahead = around.place + sum(around.unread[ready_class] for ready_class in before)
+    if status.state == "held":
+        ahead += around.unread[around.ready_class]
+    return (ahead + 1) / around.ends_per_s
+
+
+def _summary(status: Status, around: Surroundings, estimate_s: float | None) -> str:
     if status.ended:
         why = f" ({status.code}: {status.message})" if status.code else ""
         return f"ended: {status.state}{why}"
     if status.state == "leased":
         alive = "" if status.worker in around.workers else ", which has not been heard of lately"
         return f"attempt {status.attempts} runs on {status.worker}{alive}; {around.events} events"
-    return f"{_waiting(status, around)}; {_workforce(around)}"
+    estimate = "" if estimate_s is None else f"; about {estimate_s:.3g} s until one takes it"
+    return f"{_waiting(status, around)}; {_workforce(around)}{estimate}"
 
 
 def _waiting(status: Status, around: Surroundings) -> str:
     if status.state == "held":
         return (
             f"waits behind other requests of tenant {status.tenant} "
-            f"({around.queued_of_tenant} wait), so that other tenants get their turn"
+            f"({_place(around)}, {around.queued_of_tenant} wait), so that other tenants get "
+            "their turn"
         )
     if status.state == "delayed":
-        return (
-            f"waits to be tried again ({status.retries} errors reported, "
-            f"{status.strikes} workers lost)"
-        )
+        return _delayed(status, around)
     again = f" again, after attempt {status.attempts}" if status.attempts else ""
-    return f"ready{again} with priority {status.priority}, {around.queued} requests wait"
+    return (
+        f"ready{again} with priority {status.priority}, {_place(around)}, "
+        f"{around.queued} requests wait"
+    )
+
+
+def _delayed(status: Status, around: Surroundings) -> str:
+    due = ""
+    if around.due_ms is not None:
+        due = f" at {datetime.fromtimestamp(around.due_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if not status.attempts:
+        return f"enters the queue{due}, as it was asked for"
+    return (
+        f"waits to be tried again{due} ({status.retries} errors reported, "
+        f"{status.strikes} workers lost)"
+    )
+
+
+def _place(around: Surroundings) -> str:
+    place = around.place or 0
+    more = " or more" if place >= LONGEST_LINE else ""
+    return f"{place:,}{more} before it" if place else "the next in its line"
 
 
 def _workforce(around: Surroundings) -> str:

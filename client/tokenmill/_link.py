@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ._base import (
@@ -18,7 +19,8 @@ from ._base import (
     log_range,
     parse_read,
 )
-from ._explain import Explanation, Surroundings, explain
+from ._explain import Explanation, explain
+from ._inquiry import Question, answers, inquire
 from ._listener import Listener
 from ._partitions import Partition, Partitions
 from ._redis import connect, is_cluster
@@ -99,14 +101,14 @@ class Link(BaseLink):
         """Raises `UnknownRequest` if there is no such request."""
         status = Status.of(request_id, self.record(request_id))
         home = self.home(request_id)
-
-        def read() -> Surroundings:
-            pipeline = home.redis.pipeline(transaction=False)
-            Surroundings.ask(pipeline, home.keys, status)
-            replies = pipeline.execute(raise_on_error=False)
-            return Surroundings.parse(replies, self.policy.lease_ms)
-
-        return explain(status, self._call(read))
+        inquiry = inquire(home.keys, status, self.policy.lease_ms)
+        questions = next(inquiry)
+        while True:
+            ask = partial(_ask, home.redis, questions)
+            try:
+                questions = inquiry.send(self._call(ask))
+            except StopIteration as found:
+                return explain(status, found.value)
 
     def cancel(self, request_id: str) -> bool:
         """True if this call ended the request. Raises `UnknownRequest` if there is none."""
@@ -163,3 +165,11 @@ class Link(BaseLink):
             redis = self._partitions.client_of(self.keys.meta_slot)
             field: Any = self._call(lambda: redis.hget(self.keys.meta, PARTITIONS_FIELD))
             self._partitions.learn(field)
+
+
+def _ask(redis: Redis, questions: list[Question]) -> list[Any]:
+    """All in one round trip."""
+    pipeline = redis.pipeline(transaction=False)
+    for question in questions:
+        question(pipeline)
+    return answers(pipeline.execute(raise_on_error=False))

@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from support_redis import RedisBackend
 from tokenmill import AsyncClient, Client, UnknownRequest
-from tokenmill._explain import Surroundings
+from tokenmill._inquiry import answers
 from tokenmill.calls import QueuePolicy
 from tokenmill.keys import Keyspace
 from tokenmill.testing import FakeWorker
@@ -79,6 +79,6 @@ async def test_the_async_client_explains_the_same(
 def test_a_missing_right_is_not_taken_for_missing_workers() -> None:
     denied = NoPermissionError("this user has no permissions to run 'xinfo|consumers'")
     with pytest.raises(NoPermissionError):
-        Surroundings.parse([["1", "0", "1"], 0, denied], lease_ms=1)
+        answers(["1", denied])
     unread = [ResponseError("no such key"), ResponseError("NOGROUP No such consumer group")]
-    assert Surroundings.parse([["1", "0", "1"], 0, *unread], lease_ms=1).workers == []
+    assert answers(["1", *unread]) == ["1", [], []]

@@ -10,7 +10,7 @@ PUBLIC = [
     "InvalidRequest", "Message", "ProtocolError", "QueueFull", "QueueUnavailable",
     "RequestCancelled", "RequestConflict", "RequestDead", "RequestFailed", "RequestTooLarge",
     "ResultTimeout", "RewindEvent", "SamplingParams", "StartEvent", "Status", "StreamDiverged",
-    "TokenEvent", "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest",
+    "TimelineEntry", "TokenEvent", "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest",
     "UnsupportedParameter", "Usage", "__version__",
 ]  # fmt: skip
 

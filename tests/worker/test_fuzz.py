@@ -16,7 +16,7 @@ from tokenmill.keys import Keyspace
 
 SEED = 20_261_130
 #: After the warm-up. A leaked request has several kilobytes.
-GROWTH_BYTES_PER_ENTRY = 200
+GROWTH_BYTES_PER_ENTRY = 100
 
 
 @pytest.fixture

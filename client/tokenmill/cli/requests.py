@@ -85,16 +85,31 @@ def status_command(connection: Connection, /, request_id: str, as_json: bool) ->
     click.echo(status.model_dump_json() if as_json else _lines(status))
 
 
-@click.command("explain", epilog="\b\nExample:\n  tokenmill explain 01JD…")
+@click.command(
+    "explain",
+    short_help="Say why a request waits, and what happened to it.",
+    epilog="""\b
+Examples:
+  tokenmill explain 01JD…
+  tokenmill explain 01JD… --json | jq '.place, .estimate_s'""",
+)
 @click.argument("request_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @connection_options()
 @pass_connection
 def explain_command(connection: Connection, /, request_id: str, as_json: bool) -> None:
-    """Say why a request has no answer yet."""
+    """Say why a request has no answer yet, and what happened to it so far.
+
+    The times are seconds since it was enqueued.
+    """
     with connection.client() as client:
         explanation = client.explain(request_id)
-    click.echo(explanation.model_dump_json() if as_json else explanation.summary)
+    if as_json:
+        click.echo(explanation.model_dump_json())
+        return
+    click.echo(explanation.summary)
+    for entry in explanation.timeline:
+        click.echo(f"  {entry}")
 
 
 @click.command(
