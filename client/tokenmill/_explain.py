@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
@@ -41,10 +42,15 @@ class Explanation(BaseModel):
 
 def explain(status: Status, around: Surroundings) -> Explanation:
     estimate_s = _estimate_s(status, around)
+    timeline = read_timeline(around.history)
+    if status.state == "delayed":
+        summary = f"{_delayed(status, timeline)}; {_workforce(around)}"
+    else:
+        summary = _summary(status, around, estimate_s)
     return Explanation(
         status=status,
-        summary=_summary(status, around, estimate_s),
-        timeline=read_timeline(around.history),
+        summary=summary,
+        timeline=timeline,
         workers=around.workers,
         queued=around.queued,
         queued_of_tenant=around.queued_of_tenant,
@@ -84,8 +90,6 @@ def _waiting(status: Status, around: Surroundings) -> str:
             f"({_place(around)}, {around.queued_of_tenant} wait), so that other tenants get "
             "their turn"
         )
-    if status.state == "delayed":
-        return _delayed(status, around)
     again = f" again, after attempt {status.attempts}" if status.attempts else ""
     return (
         f"ready{again} with priority {status.priority}, {_place(around)}, "
@@ -93,10 +97,11 @@ def _waiting(status: Status, around: Surroundings) -> str:
     )
 
 
-def _delayed(status: Status, around: Surroundings) -> str:
+def _delayed(status: Status, timeline: Sequence[TimelineEntry]) -> str:
+    due_ms = timeline[-1].facts.get("due") if timeline else None
     due = ""
-    if around.due_ms is not None:
-        due = f" at {datetime.fromtimestamp(around.due_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if isinstance(due_ms, int | float):
+        due = f" at {datetime.fromtimestamp(due_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
     if not status.attempts:
         return f"enters the queue{due}, as it was asked for"
     return (

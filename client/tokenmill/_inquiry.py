@@ -28,8 +28,7 @@ LONGEST_LINE: Final = 1000
 class Surroundings:
     """`unread` counts, by ready class, the entries that no worker has read; `ready_class` is that
     of the request's own line, and `place` how many wait before it there (None: it stands in none).
-    `ends_per_s` is None when
-    nobody has measured it; `due_ms` when a delayed request enters the queue again."""
+    `ends_per_s` is None when nobody has measured it."""
 
     workers: list[str]
     queued: int
@@ -40,7 +39,6 @@ class Surroundings:
     unread: dict[str, int]
     ready_class: str
     place: int | None
-    due_ms: int | None
     ends_per_s: float | None
 
 
@@ -53,13 +51,12 @@ def inquire(keys: Keyspace, status: Status, lease_ms: int) -> Inquiry:
         lambda p: p.xlen(keys.log(status.id)),
         lambda p: p.lrange(keys.history(status.id), 0, -1),
         lambda p: p.hget(keys.maintenance, "rate"),
-        lambda p: p.zscore(keys.delayed, status.id),
         lambda p: p.hmget(keys.record(status.id), ["class", "ready", "entry"]),
         *(_about_workers(stream) for stream in streams),
         *(_about_group(stream) for stream in streams),
         *(_length_of(stream) for stream in streams),
     ]
-    (queued, running, of_tenant), events, history, rate, due, where, *rest = replies
+    (queued, running, of_tenant), events, history, rate, where, *rest = replies
     consumers, groups, lengths = (
         rest[n : n + len(streams)] for n in range(0, len(rest), len(streams))
     )
@@ -78,7 +75,6 @@ def inquire(keys: Keyspace, status: Status, lease_ms: int) -> Inquiry:
         },
         ready_class=where[1] or "r",
         place=place,
-        due_ms=None if due is None else int(float(due)),
         ends_per_s=float(rate) if rate else None,
     )
 

@@ -10,8 +10,8 @@ PUBLIC = [
     "InvalidRequest", "Message", "ProtocolError", "QueueFull", "QueueUnavailable",
     "RequestCancelled", "RequestConflict", "RequestDead", "RequestFailed", "RequestTooLarge",
     "ResultTimeout", "RewindEvent", "SamplingParams", "StartEvent", "Status", "StreamDiverged",
-    "TimelineEntry", "TokenEvent", "TokenLogprob", "TokenStream", "TokenmillError", "UnknownRequest",
-    "UnsupportedParameter", "Usage", "__version__",
+    "TimelineEntry", "TokenEvent", "TokenLogprob", "TokenStream", "TokenmillError",
+    "UnknownRequest", "UnsupportedParameter", "Usage", "__version__",
 ]  # fmt: skip
 
 #: Everything that product.md names, with the call that both clients must understand.

@@ -86,6 +86,8 @@ def test_a_request_for_later_says_when(client: Client) -> None:
     explanation = client.explain(request_id)
     assert explanation.place is None
     assert "as it was asked for" in explanation.summary
+    due = explanation.status.created_at + timedelta(hours=1)
+    assert f"at {due:%Y-%m-%d} " in explanation.summary
     assert ", to start at +3" in explanation.timeline[0].text
     assert explanation.timeline[0].facts["due"] == pytest.approx(
         explanation.timeline[0].at.timestamp() * 1000 + 3_600_000, abs=20_000

@@ -17,7 +17,7 @@ from tokenmill.calls import QueuePolicy
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
 
-RETENTION_S = 1
+RETENTION_S = 4
 #: Of the SDK's process, from the third round to the last.
 MAX_GROWTH_BYTES = 4 * 2**20
 
@@ -47,7 +47,7 @@ def nothing_is_left_of_requests(pool: Pool) -> bool:
 
 def run_all(pool: Pool, count: int) -> list[Sample]:
     before, threads = take_sample(pool), set(threading.enumerate())
-    options = {"namespace": pool.keys.namespace, "policy": QueuePolicy(retention_ms=1000)}
+    options = {"namespace": pool.keys.namespace, "policy": QueuePolicy(retention_ms=RETENTION_S * 1000)}
     with Client(pool.server.url, **options) as client:  # type: ignore[arg-type]
         samples = use_sync(pool, client, count // 2)
     # One connection per thread at work, and the subscription.

@@ -19,6 +19,7 @@ from tokenmill.cli.options import given, sampling_options
 
 COMMANDS_OF_THE_CLIENT = [
     "generate", "chat", "submit", "stream", "status", "explain", "result", "cancel", "queue",
+    "tenant", "dlq",
 ]  # fmt: skip
 
 

@@ -26,6 +26,8 @@ COMMANDS: Final = {
     "result": "requests",
     "cancel": "requests",
     "queue": "queue",
+    "tenant": "tenant",
+    "dlq": "dlq",
 }
 
 

@@ -18,6 +18,7 @@ from tokenmill._redis_errors import translated
 
 from .connection import Connection, connection_options, pass_connection
 from .snapshot import QueueSnapshot, read_snapshot
+from .tables import age, table
 
 #: A fuller list is in --json.
 MOST_TENANTS_SHOWN = 20
@@ -48,40 +49,29 @@ def queue_command(connection: Connection, /, as_json: bool) -> None:
         f"{snapshot.dead_letters} dead",
         highlight=False,
     )
-    for table in _tables(snapshot):
-        console.print(table)
+    for each in _tables(snapshot):
+        console.print(each)
     if not snapshot.workers:
         console.print("no worker is alive in this pool: start one with `tokenmill worker`")
 
 
 def _tables(snapshot: QueueSnapshot) -> Iterator[Table]:
-    depth = _table("Waiting", "class", "ready", "held", "oldest")
+    depth = table("Waiting", "class", "ready", "held", "oldest")
     for row in snapshot.classes:
-        depth.add_row(row.name, str(row.ready), str(row.held), _age(row.oldest_s))
+        depth.add_row(row.name, str(row.ready), str(row.held), age(row.oldest_s))
     yield depth
     if snapshot.tenants:
-        tenants = _table("Tenants", "tenant", "queued")
+        tenants = table("Tenants", "tenant", "queued")
         busiest = sorted(snapshot.tenants.items(), key=lambda item: (-item[1], item[0]))
         for name, count in busiest[:MOST_TENANTS_SHOWN]:
             tenants.add_row(escape(name), str(count))
         yield tenants
     if snapshot.workers:
-        workers = _table("Workers", "worker", "state", "model", "running")
+        workers = table("Workers", "worker", "state", "model", "running")
         for card in snapshot.workers:
             workers.add_row(*(_cell(card, name) for name in ("id", "state", "model", "running")))
         yield workers
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    return table
-
-
 def _cell(card: dict[str, Any], name: str) -> str:
     return escape(str(card.get(name, "–")))
-
-
-def _age(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.1f} s"
