@@ -12,8 +12,9 @@ from ._mailbox import Subscriber
 from ._redis_errors import REDIS_ERRORS, RetryPolicy
 
 #: What using a connection may raise. redis-py trips over its own closed socket when a connection
-#: is dropped while another thread or task is about to use it: AttributeError and ValueError.
-CONNECTION_ERRORS = (*REDIS_ERRORS, AttributeError, ValueError)
+#: is dropped while another thread or task is about to use it: AttributeError and ValueError; and
+#: asyncio refuses two readers of one connection with a RuntimeError.
+CONNECTION_ERRORS = (*REDIS_ERRORS, AttributeError, ValueError, RuntimeError)
 #: What PubSub calls its messages, for ordinary and for sharded channels.
 _MESSAGE = ("message", "smessage")
 _SUBSCRIBED = ("subscribe", "ssubscribe")
@@ -38,8 +39,14 @@ class ShardedPubSub:
 
 
 def open_pubsub(redis: Any, *, sharded: bool) -> Any:
-    """A PubSub of a sync or asyncio client; all of it is untyped in redis-py."""
-    return ShardedPubSub(redis.pubsub()) if sharded else redis.pubsub()
+    """A PubSub of a sync or asyncio client; all of it is untyped in redis-py.
+
+    It does not reconnect by itself: redis-py would, in whichever thread or task meets the error
+    first, while another one reads from the same connection.
+    """
+    pubsub: Any = redis.pubsub()
+    pubsub._reconnect = lambda connection, *_, **__: connection.disconnect()
+    return ShardedPubSub(pubsub) if sharded else pubsub
 
 
 class Subscribers:
