@@ -56,8 +56,6 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(10)
-        names = {worker.name for worker in self._watched}
-        self._rig.until(lambda: names <= self._rig.pool.ready_workers())
 
     def _run(self) -> None:
         while not self._closing.wait(0.05):

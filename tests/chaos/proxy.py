@@ -74,8 +74,11 @@ class Proxy:
         self.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
         self._listening.set()
         await self._closing.wait()
+        self.mode = "pass"
         server.close()
         self._abort_all()
+        while self._links:  # noqa: ASYNC110 - their own tasks empty it, in a moment
+            await asyncio.sleep(HOLD_S)
 
     def _abort_all(self, done: threading.Event | None = None) -> None:
         for link in list(self._links):

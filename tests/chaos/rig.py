@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ class Rig:
     stack: ExitStack
     began_s: float = field(default_factory=time.monotonic)
     audiences: list[Audience] = field(default_factory=list)
+    #: Of all workers at any time; and of single ones, which were killed on purpose.
+    allowed_exits: frozenset[int] = frozenset({os.EX_OK, -signal.SIGKILL})
     expected_exits: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -146,8 +149,11 @@ class Rig:
         """Wait; no worker may fail meanwhile."""
 
         def holds() -> object:
-            failed = [w.name for w in self.pool.workers if w.process.poll() not in {None, 0, -9}]
-            assert not failed, f"workers failed: {failed}"
+            for worker in self.pool.workers:
+                code = worker.process.poll()
+                if code not in {None, *self.allowed_exits}:
+                    last = worker.log.splitlines()[-1:]
+                    raise AssertionError(f"worker {worker.name} failed with {code}: {last}")
             return condition()
 
         eventually(holds, PATIENCE_S)
@@ -179,13 +185,19 @@ class Rig:
 
     def stop_workers(self) -> None:
         """All leave in an orderly way, but those that were killed on purpose."""
-        for worker in self.pool.workers:
-            if worker.process.poll() is None:
-                worker.process.send_signal(signal.SIGCONT)
-                worker.process.send_signal(signal.SIGTERM)
+        alive = [worker for worker in self.pool.workers if worker.process.poll() is None]
+        for worker in alive:
+            worker.process.send_signal(signal.SIGCONT)
+        # Before it is ready, a worker has no say in how it ends.
+        self.until(lambda: all(_is_ready_or_gone(worker) for worker in alive))
+        for worker in alive:
+            worker.process.send_signal(signal.SIGTERM)
         exits = {worker.name: worker.wait() for worker in self.pool.workers}
+        allowed = self.allowed_exits - {-signal.SIGKILL}
         wrong = {
-            name: code for name, code in exits.items() if code != self.expected_exits.get(name, 0)
+            name: code
+            for name, code in exits.items()
+            if code not in allowed and code != self.expected_exits.get(name)
         }
         assert not wrong, f"workers ended with {wrong}"
         tracebacks = [worker.name for worker in self.pool.workers if "Traceback" in worker.log]
@@ -229,6 +241,10 @@ def build_rig(
         pool.client = connect(server.url, PATIENT)
         stack.callback(_end_pool, pool)
         return Rig(row, pool, stack.pop_all())
+
+
+def _is_ready_or_gone(worker: WorkerProcess) -> bool:
+    return "INFO ready" in worker.log or worker.process.poll() is not None
 
 
 def _end_pool(pool: ChaosPool) -> None:

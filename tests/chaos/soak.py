@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from chaos.soak_faults import Faults
 from chaos.svg import Panel, chart
 from chaos.table import Row
 from support_worker_process import TESTS, WorkerProcess, clean_environment, eventually
+from tokenmill._redis_errors import REDIS_ERRORS
 from tokenmill.calls import QueuePolicy
 
 STREAMS = 16
@@ -100,6 +103,8 @@ class Soak:
             # What is acknowledged is on the disk: then a killed server has lost nothing.
             extra_args=("--appendfsync", "always"),
         )
+        # Without Redis a worker cannot start, nor hand over: both are said by an exit code.
+        self.rig.allowed_exits |= {os.EX_UNAVAILABLE, os.EX_TEMPFAIL, -signal.SIGTERM}
 
     def run(self) -> dict[str, Any]:
         rig = self.rig
@@ -147,7 +152,7 @@ class Soak:
             time.sleep(max(0.0, due_s - time.monotonic()))
             try:
                 self.samples.append(self._take(time.monotonic() - began_s))
-            except (OSError, RuntimeError, ConnectionError):
+            except (*REDIS_ERRORS, RuntimeError):
                 continue  # the server is away, on purpose
 
     def _take(self, second: float) -> Sample:

@@ -34,6 +34,7 @@ class Faults:
 
     def inject(self) -> None:
         """One fault, drawn at random; returns when it is over."""
+        self._replace_the_gone()
         kinds: list[Callable[[], None]] = [
             self.kill, self.kill, self.stop, self.freeze, self.kill_clients, self.cut_workers,
             self.cut_readers, self.cut_replies, self.black_hole, self.restart_redis,
@@ -88,6 +89,13 @@ class Faults:
 
     def restart_redis(self) -> None:
         outage(self.rig, self._random.uniform(0.1, 1.0))()
+
+    def _replace_the_gone(self) -> None:
+        """A worker that finds no Redis when it starts ends, for its supervisor to try again."""
+        for worker in list(self.staff):
+            if worker.process.poll() is not None:
+                self.staff.remove(worker)
+                self._hire()
 
     def _dismiss(self) -> WorkerProcess:
         return self.staff.pop(self._random.randrange(len(self.staff)))
