@@ -53,16 +53,17 @@ class Hostile:
 
 
 def hostile_entries(count: int, number: int) -> Iterator[Hostile]:
-    """`count` of them; `number` is the seed. The extremes come first and at once, so that memory
-    has seen its peak by the end of the warm-up; the smaller ones again between the others."""
+    """`count` of them; `number` is the seed. The extremes come first, each both ways and all at
+    once, so that memory has seen its peak by the end of the warm-up; the smaller ones come again
+    between the others."""
     dice = random.Random(number)
     extremes = list(_extremes())
     bodies = _bodies(count - 2 * len(extremes), number, dice)
     for position, body in enumerate([*extremes, *extremes, *bodies]):
         kind = dice.random()
-        if kind < 0.5:
+        if kind < 0.5 or position < len(extremes):
             yield Hostile(body=body)
-        elif kind < 0.75:
+        elif kind < 0.75 or position < 2 * len(extremes):
             yield Hostile(fields=((b"id", b"plain-%d" % position), (b"body", body)))
         else:
             yield Hostile(fields=_odd_fields(dice, position, body))

@@ -47,7 +47,10 @@ def nothing_is_left_of_requests(pool: Pool) -> bool:
 
 def run_all(pool: Pool, count: int) -> list[Sample]:
     before, threads = take_sample(pool), set(threading.enumerate())
-    options = {"namespace": pool.keys.namespace, "policy": QueuePolicy(retention_ms=RETENTION_S * 1000)}
+    options = {
+        "namespace": pool.keys.namespace,
+        "policy": QueuePolicy(retention_ms=RETENTION_S * 1000),
+    }
     with Client(pool.server.url, **options) as client:  # type: ignore[arg-type]
         samples = use_sync(pool, client, count // 2)
     # One connection per thread at work, and the subscription.
