@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from chaos.checks import Verdict, check_rest
+from chaos.checks import POLICY, Verdict, check_rest
 from chaos.load import RETENTION_MS
 from chaos.rig import Rig, build_rig
 from chaos.soak_faults import Faults
@@ -28,7 +28,6 @@ from chaos.svg import Panel, chart
 from chaos.table import Row
 from support_worker_process import TESTS, WorkerProcess, clean_environment, eventually
 from tokenmill._redis_errors import REDIS_ERRORS
-from tokenmill.calls import QueuePolicy
 
 STREAMS = 16
 STEP_S = 0.02
@@ -121,7 +120,8 @@ class Soak:
         eventually(rig.pool.is_clean, 60)
         rig.stop_workers()
         verdict = Verdict()
-        check_rest(verdict, rig.pool, QueuePolicy(retention_ms=RETENTION_MS))
+        hold_still(rig)
+        check_rest(verdict, rig.pool, POLICY)
         return self._report(counts, faults, [*counts["wrong"], *verdict.wrong])
 
     @property
@@ -207,6 +207,20 @@ class Soak:
 def is_steep(name: str, before: float, after: float) -> bool:
     share, amount = GROWTH["keys" if name == "keys" else "rss_mib"]
     return after > before + max(share * before, amount)
+
+
+def hold_still(rig: Rig) -> None:
+    """Nothing may expire while it is looked at: what is about to goes now, the rest stays."""
+    keys, client = rig.pool.keys, rig.redis
+    prefix = keys.record("")
+    for name in list(client.scan_iter(f"{prefix}*", count=1000)):
+        request_id = name.removeprefix(prefix)
+        parts = (name, keys.log(request_id), keys.history(request_id))
+        if min(client.pttl(part) for part in parts) < RETENTION_MS / 4:
+            client.delete(*parts)
+        else:
+            for part in parts:
+                client.pexpire(part, POLICY.retention_ms)
 
 
 def count_keys(rig: Rig) -> int:
