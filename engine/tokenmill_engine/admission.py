@@ -48,9 +48,9 @@ class Admission:
 
     def fill(self, step: StepBuilder) -> None:
         """Admits whoever fits. After a preemption nobody is admitted in the same step."""
-        if not self._is_open(step):
-            return
         waiting = self._book.waiting
+        if not waiting or not self._is_open(step):
+            return
         quarantine = Quarantine(self._book.running.values())
         passed: list[Request] = []
         while waiting and self._is_open(step) and self._may_pass(passed):

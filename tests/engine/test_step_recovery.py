@@ -177,12 +177,16 @@ def test_a_request_may_fail_in_the_middle_of_its_answer(engine: LLMEngine) -> No
         assert tokens_of(outputs[other]) == WANTED[int(other[1:])]
 
 
-def test_when_all_of_several_fail_the_engine_is_broken(engine: LLMEngine) -> None:
+@pytest.mark.parametrize("even_a_single_token", [True, False])
+def test_when_all_of_several_fail_the_engine_is_broken(
+    engine: LLMEngine, even_a_single_token: bool
+) -> None:
+    def failure(token_ids: list[int]) -> Exception | None:
+        fails = even_a_single_token or len(token_ids) > 1
+        return RuntimeError("the device is gone") if fails else None
+
     add_all(engine)
-    with (
-        failing(engine, lambda _: RuntimeError("the device is gone")),
-        pytest.raises(RuntimeError, match="is gone"),
-    ):
+    with failing(engine, failure), pytest.raises(RuntimeError, match="is gone"):
         engine.step()
 
 

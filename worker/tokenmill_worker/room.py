@@ -16,12 +16,15 @@ class Room:
     def __init__(
         self, max_num_seqs: int, deliveries: DeliveriesOfLanes, stats: Callable[[], EngineStats]
     ) -> None:
+        self._max_num_seqs = max_num_seqs
         self._credit = Credit(max_num_seqs)
         self._deliveries = deliveries
         self._stats = stats
 
     def num_requests(self) -> int:
-        """So many more may be leased now."""
+        """So many more may be leased now. Asked after every step of a worker that is full."""
+        if len(self._deliveries) >= self._max_num_seqs:
+            return 0
         return self._credit.num_requests(self._stats(), self._sizes())
 
     def tokens(self) -> int:
