@@ -106,7 +106,7 @@ class Delivery:
     ) -> None:
         """Append the event of the next tokens. For every token: one dict, encoded once."""
         event: dict[str, object] = {
-            "e": self.next_seq,
+            "e": len(self.events) + 1,
             "i": self.num_tokens,
             "k": token_ids,
             "t": text,

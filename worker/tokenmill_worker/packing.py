@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
-from redis.connection import HiredisRespSerializer
-
-_SERIALIZER = HiredisRespSerializer()
+from redis.exceptions import DataError
 
 
 def pack_in_c(client: Redis) -> Redis:
@@ -22,9 +21,13 @@ def pack_in_c(client: Redis) -> Redis:
 
 
 def _packing(connection_class: type[Any]) -> type[Any]:
-    def pack_command(self: object, *args: Any) -> list[bytes]:
-        packed: list[bytes] = _SERIALIZER.pack(*args)
-        return packed
+    def pack_command(self: object, name: str | bytes, *args: Any) -> list[bytes]:
+        # redis-py has names of two words, which Redis takes as two arguments.
+        words = name.encode().split() if isinstance(name, str) else name.split()
+        try:
+            return [hiredis.pack_command((*words, *args))]
+        except TypeError as error:
+            raise DataError("an argument is neither text, bytes nor a number") from error
 
     name = f"Packing{connection_class.__name__}"
     return type(name, (connection_class,), {"pack_command": pack_command})

@@ -92,7 +92,7 @@ class Publisher:
         """The numbers of the events that the log is not known to hold."""
         for outputs in delivery.take_pending():
             delivery.add_tokens(*to_event_fields(outputs, self._text_of))
-        return [(delivery, seq) for seq in range(delivery.acked + 1, delivery.next_seq)]
+        return [(delivery, seq) for seq in range(delivery.acked + 1, len(delivery.events) + 1)]
 
     async def _append(self, work: list[tuple[Delivery, int]]) -> None:
         call = self._calls.append(
