@@ -375,17 +375,41 @@ def _cluster_info(client: redis.Redis) -> dict[str, str]:
 
 
 def move_slot(cluster: Cluster, slot: int, target: Server) -> None:
-    """Key by key, as `redis-cli --cluster reshard` does it, for servers without a better way."""
+    """Key by key, as `redis-cli --cluster reshard` does it, for servers without a better way.
+
+    Slowly, so that whatever is not safe halfway has the time to go wrong.
+    """
+    begin_move(cluster, slot, target)
     source = cluster.owner_of(slot)
     assert source is not None
-    ids = {node.port: cluster.id_of(node) for node in (source, target)}
+    with source.client() as old:
+        while keys := old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            time.sleep(0.05)
+            move_keys(old, target, *keys)
+    end_move(cluster, slot, target)
+
+
+def begin_move(cluster: Cluster, slot: int, target: Server) -> None:
+    source = cluster.owner_of(slot)
+    assert source is not None
     with source.client() as old, target.client() as new:
-        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
-        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
-        while keys := old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 20):
-            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+
+
+def move_keys(old: redis.Redis, target: Server, *keys: str) -> None:
+    old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+
+
+def end_move(cluster: Cluster, slot: int, target: Server) -> None:
+    """Moves what is left, too."""
+    source = cluster.owner_of(slot)
+    assert source is not None
+    with source.client() as old, target.client() as new:
+        while keys := old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            move_keys(old, target, *keys)
         for client in (new, old):
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
 
 
 def move_slot_at_once(cluster: Cluster, slot: int, target: Server) -> None:

@@ -14,6 +14,7 @@ local prefix = string.sub(owners, 1, -4)
 local log_prefix, channel_prefix, publish = prefix .. 't:', prefix .. 'c:', argv[1]
 local count, ids, codes = (#argv - 1) / 4, {}, {}
 if count == 0 then return codes end
+call('EXISTS', prefix .. 'moving')  -- refused while the slot moves, see common.lua
 for i = 1, count do ids[i] = argv[4 * i - 2] end
 local fences = call('HMGET', owners, unpack(ids))
 for i = 1, count do

@@ -18,6 +18,10 @@ local LONG_HISTORY = 100
 local prefix = string.sub(KEYS[1], 1, -4)
 local options = cjson.decode(ARGV[1])
 
+-- No such key: while a cluster's slot moves to another node key by key, Redis refuses what is not
+-- there (any more), so a script ends here instead of halfway.
+redis.call('EXISTS', prefix .. 'moving')
+
 local OWNERS = KEYS[1]
 local DEADLINES = prefix .. 'z:dl'
 local DELAYED = prefix .. 'z:delay'

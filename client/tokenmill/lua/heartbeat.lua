@@ -9,6 +9,7 @@
 -- grows), so leases outlive a full Redis. The log length shows the holder a log that lost its end.
 
 local call, prefix = redis.call, string.sub(KEYS[1], 1, -4)
+call('EXISTS', prefix .. 'moving')  -- refused while the slot moves, see common.lua
 local CHUNK = 1000  -- Lua's stack bounds unpack
 local claims, replies = {}, {}
 for first = 2, #ARGV, 4 do
