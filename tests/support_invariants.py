@@ -70,6 +70,8 @@ def _check_place(snapshot: Snapshot, request_id: str, record: dict[str, str]) ->
     assert (request_id in snapshot.delayed) == (state == "delayed"), f"I5 {request_id} {state}"
     if state == "held":
         assert request_id in snapshot.backlogs.get(share, []), f"I5 {request_id}: lost from backlog"
+    ended = {"end_seq", "ended", "code", "message", "usage", "letter"} & record.keys()
+    assert state in TERMINAL_STATES or not ended, f"I1 {request_id} {state}: {ended}"
     # Class r is for what was tried before; no new request goes before the others.
     untried = record["ready"] == "r" and record["class"] != "r" and record["attempts"] == "0"
     assert not untried, f"I5 {request_id} {state}: new work in class r"
@@ -187,21 +189,27 @@ def _check_counters(snapshot: Snapshot) -> None:
 
 
 def _check_windows(snapshot: Snapshot, policy: QueuePolicy, before: Snapshot | None) -> None:
-    windowed = Counter(
-        f"{record['class']}:{record['tenant']}"
-        for record in snapshot.records.values()
-        if record["windowed"] == "1"
-    )
-    assert snapshot.windows == dict(windowed), f"I6 windows {snapshot.windows}, {windowed}"
-    for share, count in windowed.items():
-        most = _window_of(snapshot, policy, share)
-        if before is not None:  # a lowered weight leaves a window overfull, but nothing enters it
-            most = max(most, before.windows.get(share, 0))
-        assert count <= most, f"I6 window of {share} too full: {count}"
+    windowed = _windowed(snapshot)
+    counts = {share: len(members) for share, members in windowed.items()}
+    assert snapshot.windows == counts, f"I6 windows {snapshot.windows}, {counts}"
+    stood = _windowed(before) if before else {}
+    for share, members in windowed.items():
+        # A lowered weight leaves a window overfull, but then nothing enters it.
+        size, entered = _window_of(snapshot, policy, share), members - stood.get(share, set())
+        assert len(members) <= size or not entered, f"I6 {share} too full: {members}, {entered}"
     for share, waiting in snapshot.backlogs.items():
         if any(_state(snapshot, request_id) == "held" for request_id in waiting):
             size = _window_of(snapshot, policy, share)
-            assert windowed[share] >= size, f"I6 {share} starves: {windowed[share]}"
+            assert counts.get(share, 0) >= size, f"I6 {share} starves: {counts.get(share)}"
+
+
+def _windowed(snapshot: Snapshot) -> dict[str, set[str]]:
+    """By share, the requests in its window."""
+    shares: dict[str, set[str]] = {}
+    for request_id, record in snapshot.records.items():
+        if record["windowed"] == "1":
+            shares.setdefault(f"{record['class']}:{record['tenant']}", set()).add(request_id)
+    return shares
 
 
 def _window_of(snapshot: Snapshot, policy: QueuePolicy, share: str) -> int:

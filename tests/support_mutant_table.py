@@ -30,7 +30,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "a lease taken from its holder": (("lease", "elseif owner ~= worker or", "elseif"),),
     "a lease that keeps its place in the window": (
-        ("lease", "  leave_window(id, class, tenant)\n  return true", "  return true"),
+        ("lease", "  leave_window(id, class, tenant)\n  return attempt", "  return attempt"),
     ),
     "a superseded entry is leased": (
         ("lease", "if not state or current ~= entry or at ~= ready then", "if not state then"),
@@ -78,6 +78,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "a fence that counts leases only": (
         ("lease", "return attempt .. '.' .. created", "return attempt .. '.0'"),
+        ("finish", "return attempt .. '.' .. created", "return attempt .. '.0'"),
     ),
     "enqueue that leaves the lease of a lost record": (
         (
@@ -166,9 +167,6 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "purge that leaves the request": (
         ("purge", "    redis.call('DEL', record_key(id), log_key(id), history_key(id))\n", ""),
-    ),
-    "purge of a request that lives again": (
-        ("purge", "if state == 'dead' and letter == entry then", "if state then"),
     ),
     "an end that is not in the history": (
         (

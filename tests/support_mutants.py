@@ -1,8 +1,9 @@
 """Known bugs, put into the scripts as text: what watches the scripts must find every one.
 
-    python -m support_mutants
+    python -m support_mutants [WORDS]
 
-walks over each and prints what found it and when; the exit status is 1 if one survives.
+walks over each (or those whose name has the words) and prints what found it, in which walk and
+at which step. The exit status is 1 if one survives.
 """
 
 from __future__ import annotations
@@ -50,18 +51,19 @@ def hunt(client: redis.Redis, mutant: str, seeds: Iterable[int] = range(NUM_SEED
     return None
 
 
-def main() -> int:
+def main(words: str) -> int:
+    chosen = [mutant for mutant in MUTANTS if words in mutant]
     survivors = 0
     _show("mutant", "seed", "step", "caught by")
     with EmbeddedServer() as server, ServerBackend(server).client() as client:
-        for mutant in MUTANTS:
+        for mutant in chosen:
             catch = hunt(client, mutant)
             if catch is None:
                 survivors += 1
                 _show(mutant, "-", "-", "NOBODY")
             else:
                 _show(mutant, catch.seed, catch.step, catch.finding[:90])
-    sys.stdout.write(f"{len(MUTANTS)} mutants, {survivors} survive\n")
+    sys.stdout.write(f"{len(chosen)} mutants, {survivors} survive\n")
     return 1 if survivors else 0
 
 
@@ -71,4 +73,4 @@ def _show(mutant: str, seed: object, step: object, finding: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(" ".join(sys.argv[1:])))

@@ -72,20 +72,28 @@ class Snapshot:
         return (*of_requests, *shared, self.dead_letters, streams)
 
 
-def take_snapshot(client: redis.Redis, keys: Keyspace) -> Snapshot:
+def take_snapshot(client: redis.Redis, keys: Keyspace, *, lifetimes: bool = True) -> Snapshot:
+    """`lifetimes`: whether to ask for those, too."""
     # KEYS is forbidden in production; here it finds some dozens. Sorted, so that a seed repeats.
     names = sorted(client.keys(f"{keys.prefix}*"))
     with client.pipeline(transaction=False) as pipe:
         for key in names:
-            pipe.pttl(key)
             _read(pipe, keys, key)
+        for key in names if lifetimes else ():
+            pipe.pttl(key)
         replies = pipe.execute()
-    snapshot = Snapshot(ready={name: ReadyStream() for name in keys.ready_streams})
-    for key, ttl_ms, value in zip(names, replies[::2], replies[1::2], strict=True):
-        snapshot.ttl_ms[key] = ttl_ms
+    streams = {name: ReadyStream() for name in keys.ready_streams}
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys.ready_streams.values():
+            pipe.xinfo_groups(key)
+            pipe.xpending_range(key, GROUP, "-", "+", 10_000)
+        groups = pipe.execute()
+    for stream, found, pending in zip(streams.values(), groups[::2], groups[1::2], strict=True):
+        _read_group(stream, found[0], pending)
+    snapshot = Snapshot(ready=streams)
+    for key, value in zip(names, replies, strict=False):
         _sort_in(snapshot, key.removeprefix(keys.prefix), value)
-    for name, stream in snapshot.ready.items():
-        _read_group(client, keys.ready(name), stream)
+    snapshot.ttl_ms = dict(zip(names, replies[len(names) :], strict=False))
     return snapshot
 
 
@@ -118,14 +126,11 @@ def _sort_in(snapshot: Snapshot, name: str, value: Any) -> None:
         snapshot.unknown.append(name)
 
 
-def _read_group(client: redis.Redis, key: str, stream: ReadyStream) -> None:
-    group = client.xinfo_groups(key)[0]
+def _read_group(stream: ReadyStream, group: dict[str, Any], pending: list[dict[str, Any]]) -> None:
     stream.last_delivered = group["last-delivered-id"]
     if "lag" in group:
         stream.lag = LOST_COUNT if group["lag"] is None else group["lag"]
-    if group["pending"]:
-        pending = client.xpending_range(key, GROUP, "-", "+", 10_000)
-        stream.pending = {one["message_id"]: one["consumer"] for one in pending}
+    stream.pending = {one["message_id"]: one["consumer"] for one in pending}
 
 
 def _counts(counters: dict[str, str]) -> dict[str, int]:

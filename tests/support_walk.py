@@ -20,7 +20,7 @@ import redis
 from support_invariants import applying_deadlines, check_invariants, check_lag_is_known
 from support_snapshot import Snapshot, take_snapshot
 from tokenmill.calls import AppendEvent, QueueCalls, QueuePolicy
-from tokenmill.keys import GROUP, Keyspace
+from tokenmill.keys import GROUP, READY_CLASSES, Keyspace
 from tokenmill.protocol import TERMINAL_STATES
 from tokenmill.ready import create_groups, read_entries
 from tokenmill.replies import Lease, LeaseCode, ReadyEntry
@@ -29,16 +29,17 @@ from tokenmill.scripts import Script, ScriptCall, load_script, run
 T = TypeVar("T")
 
 WORKERS = ("worker-a", "worker-b")
+#: All times are longer than a walk takes, also on a busy machine.
 POLICY = QueuePolicy(
-    deadline_ms=100_000, retention_ms=50_000, max_queued=9, max_queued_per_tenant=6, window=2,
-    max_body_bytes=200, lease_ms=15_000, max_strikes=2, max_attempts=6, max_deliveries=3,
-    dead_letter_body_ms=70_000,
+    deadline_ms=1_000_000, retention_ms=500_000, max_queued=9, max_queued_per_tenant=6, window=2,
+    max_body_bytes=200, lease_ms=600_000, max_strikes=2, max_attempts=3, max_retries=1,
+    max_deliveries=3, dead_letter_body_ms=700_000,
 )  # fmt: skip
 #: A walk in so many forgets the bodies of dead requests.
 WITHOUT_BODIES = 3
 MARKER = "marker"
 #: Ended requests that are kept in Redis; older ones reach the end of their retention.
-KEPT = 4
+KEPT = 3
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Walk:
         """Send a call; now and then again, as after a lost reply: nothing may change then."""
         call = dataclasses.replace(call, script=self.script_of(call.script.name))
         reply = run(self.client, call)
-        if call.script.name != "tick" and self.random.random() < 0.15:
+        if call.script.name != "tick" and self.random.random() < 0.1:
             once = self.take().content()
             run(self.client, call)
             assert self.take().content() == once, f"repeated {call.script.name} changed something"
@@ -122,7 +123,8 @@ class Walk:
         return reply
 
     def take(self) -> Snapshot:
-        return take_snapshot(self.client, self.keys)
+        """All but the lifetimes."""
+        return take_snapshot(self.client, self.keys, lifetimes=False)
 
     def now_ms(self) -> int:
         seconds, micros = self.client.time()
@@ -153,18 +155,19 @@ class Walk:
 
     def step(self, name: str, action: Callable[[Walk], None]) -> None:
         self.history.append(name)
-        before = self.snapshot
         action(self)
-        self.snapshot = self.take()
+        self.check()
+        if name.startswith("tick"):
+            check_lag_is_known(self.snapshot)
+        self._forget_old()
+
+    def check(self) -> None:
+        """Look at everything that changed since the last check; also in the middle of a step."""
+        before, self.snapshot = self.snapshot, take_snapshot(self.client, self.keys)
         check_invariants(self.snapshot, self.keys, self.policy, before)
         self._check_memory(self.snapshot)
         self._check_published(before, self.snapshot)
-        if name.startswith("tick"):
-            check_lag_is_known(self.snapshot)
-            self._check_blame(before, self.snapshot)
-            self._check_deadlines(before, self.snapshot)
         self._sort_leases()
-        self._forget_old()
 
     def _check_memory(self, now: Snapshot) -> None:
         memory = self.memory
@@ -184,6 +187,8 @@ class Walk:
             memory.attempts[request_id] = attempts
             if record["state"] not in TERMINAL_STATES:
                 continue
+            if request_id not in memory.ended:
+                self.outcomes[f"{record['state']} {record.get('code', '')}"] += 1
             end = (record, now.logs[request_id])
             assert memory.ended.setdefault(request_id, end) == end, f"{request_id}: not final"
             if record["state"] == "dead":
@@ -276,11 +281,16 @@ class Walk:
 
     # What several steps do
 
-    def read(self, worker: str, count: int) -> list[ReadyEntry]:
-        """Read one ready stream; admit plain entries unless the reader dies before that."""
-        stream = self.random.choice(list(self.keys.ready_streams.values()))
+    def read(self, worker: str, count: int, ready_class: str = "") -> list[ReadyEntry]:
+        """Read one ready stream, any if none is named."""
+        stream = self.keys.ready(ready_class or self.random.choice(READY_CLASSES))
         reply = self.client.xreadgroup(GROUP, worker, {stream: ">"}, count=count)
         return read_entries(self.keys, reply)
+
+    def read_and_admit(self, worker: str, count: int, ready_class: str = "") -> list[ReadyEntry]:
+        """`read`, and make the records of plain entries."""
+        entries = self.read(worker, count, ready_class)
+        return [entry for entry in entries if entry.body is None or self.admit(entry)]
 
     def admit(self, entry: ReadyEntry) -> bool:
         assert entry.body is not None
@@ -294,6 +304,8 @@ class Walk:
         return status == "OK"
 
     def lease(self, worker: str, entries: list[ReadyEntry]) -> None:
+        if not entries:
+            return
         before, now = self.take(), self.now_ms()
         for reply in self.call(self.calls.lease(worker, entries, fingerprint="model")):
             self.outcomes[f"lease {reply.code}"] += 1
@@ -323,6 +335,10 @@ class Walk:
         self.client.hset(self.keys.maintenance, mapping=mapping)
 
     def tick(self) -> None:
+        before = self.take()
         report = self.call(self.calls.tick(jitter=self.random.random()))
+        after = self.take()
+        self._check_blame(before, after)
+        self._check_deadlines(before, after)
         for name, count in dataclasses.asdict(report).items():
             self.outcomes[f"tick {name}"] += count

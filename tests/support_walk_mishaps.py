@@ -8,21 +8,23 @@ from support_walk_requests import LIVING
 from support_walk_workers import take
 from tokenmill.calls import AppendEvent
 from tokenmill.keys import GROUP
-from tokenmill.ready import read_entries
-from tokenmill.replies import STORED, events_if_behind
+from tokenmill.replies import STORED, Lease, events_if_behind
 
 LONG_AGO_MS = 10_000_000
 
 
 def pass_deadline(walk: Walk) -> None:
     """One of a request's deadlines passes, perhaps one that no longer applies."""
-    names = ("deadline", "queue_deadline", "first_token_deadline", "first_token_deadline")
+    names = ("deadline", "queue_deadline", "first_token_deadline")
     deadlines = [
         (request_id, name)
         for request_id, record in walk.snapshot.records.items()
         for name in names
         if record["state"] in LIVING and name in record
     ]
+    too_late = [(r, n) for r, n in deadlines if n not in applying_deadlines(walk.snapshot, r)]
+    if too_late and walk.random.random() < 0.5:
+        deadlines = too_late
     if deadlines:
         request_id, name = walk.random.choice(deadlines)
         past = walk.now_ms() - 1
@@ -30,6 +32,17 @@ def pass_deadline(walk: Walk) -> None:
         walk.client.zadd(walk.keys.deadlines, {request_id: past}, lt=True)
         applies = name in applying_deadlines(walk.snapshot, request_id)
         walk.outcomes[f"{name} passed{'' if applies else ', too late'}"] += 1
+
+
+def tick_after_deadline(walk: Walk) -> None:
+    pass_deadline(walk)
+    tick(walk)
+
+
+def take_after_deadline(walk: Walk) -> None:
+    pass_deadline(walk)
+    for _ in range(3):
+        take(walk)
 
 
 def pass_delay(walk: Walk) -> None:
@@ -60,23 +73,44 @@ def lose_every_worker(walk: Walk) -> None:
     held = walk.some_lease()
     if not held:
         return
-    request_id = held[1].request_id
-    for _ in range(walk.random.randrange(1, 4)):
-        record = walk.client.hgetall(walk.keys.record(request_id))
-        if record["state"] != "leased":
+    request_id, with_tokens = held[1].request_id, walk.random.random() < 0.5
+    for _ in range(walk.random.randrange(1, 6)):
+        lease = _lease_of(walk, request_id)
+        if lease is None:
             break
-        _age(walk, record["ready"], record["entry"], record["worker"])
-        tick(walk)
-        walk.client.zadd(walk.keys.delayed, {request_id: 1}, xx=True)
-        tick(walk)
-        reply = walk.client.xreadgroup(GROUP, WORKERS[0], {walk.keys.ready("r"): ">"})
-        walk.lease(WORKERS[0], read_entries(walk.keys, reply))
+        if with_tokens:
+            _make_progress(walk, lease)
+        if walk.random.random() < 0.3:
+            walk.call(walk.calls.hand_over(request_id, lease.fence, reason="no_room"))
+        else:
+            record = walk.snapshot.records[request_id]
+            _age(walk, record["ready"], record["entry"], record["worker"])
+            tick(walk)
+            walk.client.zadd(walk.keys.delayed, {request_id: 1}, xx=True)
+            tick(walk)
+        walk.lease(WORKERS[0], walk.read(WORKERS[0], count=10, ready_class="r"))
+
+
+def _lease_of(walk: Walk, request_id: str) -> Lease | None:
+    """The lease under which it runs now, in the middle of a step."""
+    walk.check()
+    fence = walk.snapshot.owners.get(request_id)
+    leases = (lease for _, lease in walk.leases if lease.request_id == request_id)
+    return next((lease for lease in leases if lease.fence == fence), None)
+
+
+def _make_progress(walk: Walk, lease: Lease) -> None:
+    """A start event alone is none."""
+    assert walk.call(walk.calls.append([walk.events(lease)])) == [STORED]
+    walk.check()
+    assert walk.call(walk.calls.append([walk.events(lease)])) == [STORED]
 
 
 def lose_every_reader(walk: Walk) -> None:
     """Whoever reads an entry dies before it leases it."""
+    ready_class = walk.random.choice("012")
     for _ in range(walk.random.randrange(1, 4)):
-        for entry in walk.read(WORKERS[0], count=2):
+        for entry in walk.read(WORKERS[0], count=2, ready_class=ready_class):
             _age(walk, entry.ready_class, entry.entry_id, WORKERS[0])
         tick(walk)
 
@@ -91,9 +125,9 @@ def tick_in_grace(walk: Walk) -> None:
     """Nobody ticked for a while, or the grace that this began is not over."""
     now = walk.now_ms()
     if walk.random.random() < 0.5:
-        walk.set_clock(last=now - 60_000)
+        walk.set_clock(last=now - walk.policy.lease_ms)
     else:
-        walk.set_clock(reap_after=now + 60_000)
+        walk.set_clock(reap_after=now + walk.policy.lease_ms)
     walk.tick()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from support_walk import Walk
+from support_walk import WORKERS, Walk
 from tokenmill.dead_letters import DeadLetter
 
 LIVING = ("held", "queued", "delayed", "leased")
@@ -15,26 +16,39 @@ def enqueue(walk: Walk) -> None:
 
 
 def enqueue_for_later(walk: Walk) -> None:
-    _enqueue(walk, delay_ms=40_000)
+    _enqueue(walk, delay_ms=400_000)
 
 
-def _enqueue(walk: Walk, **options: int) -> None:
+def crowd(walk: Walk) -> None:
+    """A tenant fills a window that is wide today; perhaps it is narrow before it has emptied."""
+    tenant, priority_class = walk.random.choice("ab"), walk.random.choice("012")
+    walk.call(walk.calls.set_weight(tenant, 2))
+    for _ in range(5):
+        _enqueue(walk, tenant=tenant, priority_class=priority_class)
+    walk.check()
+    if walk.random.random() < 0.5:
+        walk.call(walk.calls.set_weight(tenant, 1))
+        walk.check()
+        walk.lease(WORKERS[0], walk.read_and_admit(WORKERS[0], 2, priority_class))
+
+
+def _enqueue(walk: Walk, **options: Any) -> None:
     """With further deadlines now and then; `pass_deadline` lets them pass."""
     request_id, body = walk.new_id(), json.dumps({"prompt": walk.random.randrange(10**6)})
     for name in ("queue_deadline_ms", "first_token_deadline_ms"):
         if walk.random.random() < 0.3:
-            options[name] = walk.random.choice([60_000, 90_000])
+            options[name] = walk.random.choice([600_000, 900_000])
     reply = walk.call(
         walk.calls.enqueue(
             request_id,
             body=body,
-            tenant=walk.random.choice("ab"),
-            priority_class=walk.random.choice("012"),
-            **options,
+            **{"tenant": walk.random.choice("ab"), "priority_class": walk.random.choice("012")}
+            | options,
         )
     )
     walk.outcomes[f"enqueue {reply.status} {reply.state}{reply.reason}"] += 1
     if reply.status == "OK":
+        assert (reply.state == "delayed") == ("delay_ms" in options)
         walk.memory.bodies[request_id] = body
 
 
@@ -81,11 +95,11 @@ def cancel(walk: Walk) -> None:
 
 
 def set_memory_flag(walk: Walk) -> None:
-    walk.client.set(walk.keys.memory_flag, "1", px=60_000)
+    walk.client.set(walk.keys.memory_flag, "1", px=600_000)
 
 
 def change_weight(walk: Walk) -> None:
-    tenant, weight = walk.random.choice("ab"), walk.random.choice([1, 1, 2, 3])
+    tenant, weight = walk.random.choice("ab"), walk.random.choice([1, 1, 1, 3])
     before = walk.snapshot.weights.get(tenant, 1)
     assert walk.call(walk.calls.set_weight(tenant, weight)) == before
     walk.outcomes[f"weight {'raised' if weight > before else 'set'}"] += 1
@@ -93,7 +107,9 @@ def change_weight(walk: Walk) -> None:
 
 def requeue_dead(walk: Walk) -> None:
     """An operator queues a dead letter again, or mistakes a request for dead."""
-    request_id = walk.some_id("dead") or walk.some_id() or "no such"
+    request_id = walk.some_id("dead") or walk.some_id()
+    if request_id is None or walk.random.random() < 0.1:
+        request_id = "no such"
     record = walk.snapshot.records.get(request_id, {})
     reply = walk.call(walk.calls.requeue_dead(request_id))
     walk.outcomes[f"requeue_dead {reply.status}"] += 1

@@ -12,8 +12,7 @@ from tokenmill.replies import LOST, STORED, STORED_BEFORE, Lease, ReadyEntry, ev
 
 def take(walk: Walk) -> None:
     worker = walk.random.choice(WORKERS)
-    entries = walk.read(worker, count=2)
-    walk.lease(worker, [e for e in entries if e.body is None or walk.admit(e)])
+    walk.lease(worker, walk.read_and_admit(worker, count=3))
 
 
 def read_and_die(walk: Walk) -> None:
@@ -147,14 +146,16 @@ def retry_later(walk: Walk) -> None:
     if held:
         lease = held[1]
         tried = int(walk.snapshot.records[lease.request_id]["retries"])
-        delay_ms = walk.random.choice([0, 50_000])
+        delay_ms = walk.random.choice([0, 500_000])
         reply = walk.call(
             walk.calls.retry_later(
                 lease.request_id, lease.fence, delay_ms=delay_ms, message="out of memory"
             )
         )
         walk.outcomes[f"release {reply.status} {reply.state}"] += 1
-        assert reply.state == ("failed" if tried == 2 else "delayed" if delay_ms else "queued")
+        assert reply.state == (
+            "failed" if tried == walk.policy.max_retries else "delayed" if delay_ms else "queued"
+        )
 
 
 def release_stale(walk: Walk) -> None:

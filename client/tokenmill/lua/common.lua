@@ -49,9 +49,14 @@ local function is_tenant(name) return #name <= 64 and string.find(name, '^[%w_.-
 -- Lua prints large numbers as 1.7e+12; Redis wants digits.
 local function int(number) return string.format('%.0f', number) end
 
+-- One moment for the whole script.
+local moment_ms
 local function now_ms()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  if not moment_ms then
+    local time = redis.call('TIME')
+    moment_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  end
+  return moment_ms
 end
 
 -- The values of record fields, false for one that is absent.

@@ -17,44 +17,42 @@
 
 local worker, fingerprint = ARGV[2], ARGV[3]
 
--- false when a deadline has passed.
-local function take(id, time)
-  local due, message = next_deadline(id)
-  if due <= time then
-    settle(id, 'expired', 'deadline_exceeded', message)
-    return false
-  end
+local function take(id, created, tenant, class, first, time)
   local record, events = record_key(id), redis.call('XLEN', log_key(id))
   local attempt = redis.call('HINCRBY', record, 'attempts', 1)
-  local created, tenant, class = read_record(id, 'created', 'tenant', 'class')
-  redis.call('HSETNX', record, 'fingerprint', fingerprint)
   redis.call('HSET', record, 'state', 'leased', 'worker', worker, 'leased', int(time),
-    'events_at_lease', events)
+    'fingerprint', first, 'events_at_lease', events)
   redis.call('HSET', OWNERS, id, fence_of(attempt, created))
   note(id, 'leased', { a = attempt, w = worker, e = events })
   uncount_queued(tenant)
   redis.call('HINCRBY', COUNTERS, 'leased', 1)
   leave_window(id, class, tenant)
-  return true
+  return attempt
 end
 
 local function lease(ready, entry, id)
-  local state, current, at, owner, attempts, created =
-    read_record(id, 'state', 'entry', 'ready', 'worker', 'attempts', 'created')
+  local state, current, at, owner, attempts, created, deadline, queue, first_token, not_before,
+    strikes, tenant, class, first, body = read_record(id, 'state', 'entry', 'ready', 'worker',
+    'attempts', 'created', 'deadline', 'queue_deadline', 'first_token_deadline', 'not_before',
+    'strikes', 'tenant', 'class', 'fingerprint', 'body')
   if not state or current ~= entry or at ~= ready then
     drop_read_entry(ready, entry)
     return { 'GONE' }
   end
-  local time = now_ms()
+  local time, attempt = now_ms(), tonumber(attempts)
   if state == 'queued' then
-    if not take(id, time) then return { 'EXPIRED' } end
+    local due, message = next_deadline(id, deadline, queue, first_token, attempts)
+    if due <= time then
+      settle(id, 'expired', 'deadline_exceeded', message)
+      return { 'EXPIRED' }
+    end
+    first = first or fingerprint
+    attempt = take(id, created, tenant, class, first, time)
   elseif owner ~= worker or redis.call('HGET', OWNERS, id) ~= fence_of(attempts, created) then
     return { 'BUSY' }
   end
   -- Reached also by the holder itself, whose first reply was lost: it gets the same fence.
-  local attempt, deadline, not_before, strikes, tenant, first, body = read_record(id, 'attempts',
-    'deadline', 'not_before', 'strikes', 'tenant', 'fingerprint', 'body')
-  return { 'OK', tonumber(attempt), fence_of(attempt, created), redis.call('XLEN', log_key(id)),
+  return { 'OK', attempt, fence_of(attempt, created), redis.call('XLEN', log_key(id)),
     tonumber(deadline) - time, time - tonumber(not_before or created), tonumber(strikes), tenant,
     first, body }
 end

@@ -12,10 +12,9 @@ end
 
 -- The nearest deadline that still applies, and what to say when it has passed. The queue deadline is
 -- over with the first lease, that of the first token with a token in the log. DEADLINES holds
--- the nearest at birth; what no longer applies is found out when it is due.
-local function next_deadline(id)
-  local total, queue, first_token, attempts =
-    read_record(id, 'deadline', 'queue_deadline', 'first_token_deadline', 'attempts')
+-- the nearest at birth; what no longer applies is found out when it is due. The arguments after the
+-- id are record fields.
+local function next_deadline(id, total, queue, first_token, attempts)
   local due, message = tonumber(total), 'the deadline passed'
   if queue and attempts == '0' and tonumber(queue) < due then
     due, message = tonumber(queue), 'the queue deadline passed before a worker took the request'

@@ -40,11 +40,12 @@ end
 local function expire()
   local over = redis.call('ZRANGEBYSCORE', DEADLINES, '-inf', int(time), 'LIMIT', 0, limit)
   for _, id in ipairs(over) do
-    local state = redis.call('HGET', record_key(id), 'state')
+    local state, total, queue, first_token, attempts = read_record(id, 'state', 'deadline',
+      'queue_deadline', 'first_token_deadline', 'attempts')
     if not state or TERMINAL[state] then
       vanish(id)
     else
-      local due, message = next_deadline(id)
+      local due, message = next_deadline(id, total, queue, first_token, attempts)
       if due > time then
         redis.call('ZADD', DEADLINES, int(due), id)  -- this one no longer applies; the next does
       else

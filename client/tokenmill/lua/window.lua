@@ -4,9 +4,10 @@
 -- the rest waits in that tenant's own list. FIFO over such windows is close to round robin and needs
 -- no scheduler.
 
-local function push(id, ready)
+-- Further record fields and values may follow.
+local function push(id, ready, ...)
   local entry = redis.call('XADD', ready_key(ready), '*', 'id', id)
-  redis.call('HSET', record_key(id), 'state', 'queued', 'ready', ready, 'entry', entry)
+  redis.call('HSET', record_key(id), 'state', 'queued', 'ready', ready, 'entry', entry, ...)
   note(id, 'queued', { q = ready })
 end
 
@@ -17,8 +18,7 @@ end
 
 local function push_windowed(id, class, share)
   redis.call('HINCRBY', WINDOWS, share, 1)
-  redis.call('HSET', record_key(id), 'windowed', '1')
-  push(id, class)
+  push(id, class, 'windowed', '1')
 end
 
 -- New work: into the ready stream, or `held` until the tenant's window has room.
