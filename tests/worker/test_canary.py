@@ -9,46 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
 import pytest
-import redis
 
+from support_canary import (
+    CANARY,
+    EVERYWHERE,
+    INVALID,
+    RAW,
+    VALID,
+    enqueue,
+    read_metrics,
+    where_it_shows,
+)
 from support_worker_process import Pool, WorkerProcess, eventually, pool_of_workers
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
 from tokenmill.protocol import TERMINAL_STATES
 from tokenmill.scripts import run
-
-CANARY = "CanaryQzx17"
-#: Wherever a request may carry text of its caller.
-EVERYWHERE: dict[str, Any] = {
-    "stop": [CANARY],
-    "bad_words": [CANARY],
-    "cache_salt": CANARY,
-    "meta": {CANARY: CANARY},
-    "max_tokens": 3,
-}
-CHAT = [{"role": "user", "name": CANARY, "content": CANARY}]
-VALID: dict[str, dict[str, Any]] = {
-    "valid-prompt": {"prompt": CANARY, **EVERYWHERE},
-    "valid-chat": {"messages": CHAT, "chat_template_kwargs": {CANARY: CANARY}, **EVERYWHERE},
-    "valid-logprobs": {"prompt": CANARY, "logprobs": 1, **EVERYWHERE},
-}
-INVALID: dict[str, dict[str, Any]] = {
-    "invalid-number": {"prompt": CANARY, "temperature": CANARY},
-    "invalid-model": {"prompt": CANARY, "model": CANARY},
-    "invalid-role": {"messages": [{"role": CANARY, "content": CANARY}]},
-    "invalid-part": {"messages": [{"role": "user", "content": [{"type": CANARY}]}]},
-    "invalid-extra": {"messages": [{"role": "user", "content": "x", CANARY: CANARY}]},
-    "invalid-bias": {"prompt": CANARY, "logit_bias": {CANARY: 1}},
-    "invalid-meta": {"prompt": CANARY, "meta": {CANARY: CANARY * 1000}},
-    "invalid-stop": {"prompt": CANARY, "stop": [CANARY * 100]},
-    "invalid-template": {"messages": [{"role": "system", "content": CANARY}]},
-    "invalid-length": {"prompt": CANARY * 1000},
-    "invalid-refused": {"prompt": f"refuse {CANARY}"},
-}
 
 
 @pytest.fixture
@@ -85,13 +63,7 @@ def end_in_every_way(pool: Pool, worker: WorkerProcess) -> str:
     """Done, failed, cancelled, by plain XADD; returns the metrics afterwards."""
     for request_id, body in INVALID.items():
         enqueue(pool, request_id, body)
-    raw = {
-        "raw-json": f'{{"prompt": "{CANARY}", ',
-        "raw-text": CANARY,
-        "raw-deep": f'{{"{CANARY}": ' * 500,
-        "raw-number": f'{{"prompt": "{CANARY}", "max_tokens": NaN}}',
-    }
-    for request_id, text in raw.items():
+    for request_id, text in RAW.items():
         run(pool.client, pool.calls.enqueue(request_id, body=text))
     stream = pool.keys.ready("1")
     pool.client.xadd(stream, {"id": "plain-good", "body": json.dumps(VALID["valid-prompt"])})
@@ -105,12 +77,10 @@ def end_in_every_way(pool: Pool, worker: WorkerProcess) -> str:
     for request_id in (*VALID, "plain-good"):
         assert pool.end(request_id)["st"] == "done"
         assert pool.end(request_id)["meta"] == EVERYWHERE["meta"]  # the caller gets it back
-    for request_id in (*INVALID, *raw, "plain-bad", "plain-big"):
+    for request_id in (*INVALID, *RAW, "plain-bad", "plain-big"):
         assert pool.end(request_id)["st"] == "failed"
     eventually(pool.is_clean)
-    (card,) = pool.cards()
-    with urlopen(f"http://{card['metrics']}/metrics", timeout=10) as reply:
-        return str(reply.read().decode())
+    return read_metrics(pool)
 
 
 def die_on_requests(pool: Pool, first: WorkerProcess) -> None:
@@ -125,38 +95,3 @@ def die_on_requests(pool: Pool, first: WorkerProcess) -> None:
         lambda: second.process.poll() is not None or pool.state("explosion") in TERMINAL_STATES
     )
     run(pool.client, pool.calls.cancel("explosion"))
-
-
-def enqueue(pool: Pool, request_id: str, body: dict[str, Any]) -> None:
-    run(pool.client, pool.calls.enqueue(request_id, body=json.dumps(body)))
-
-
-def where_it_shows(pool: Pool) -> set[str]:
-    """Keys whose name or content holds the word, but for what goes back to the caller only."""
-    found = set()
-    for key in pool.client.scan_iter(f"{pool.keys.prefix}*"):
-        if CANARY in key + content_of(pool.client, key):
-            found.add(key)
-    return found
-
-
-def content_of(client: redis.Redis, key: str) -> str:
-    kind = client.type(key)
-    if kind == "stream":
-        return json.dumps([_without_meta(fields) for _, fields in client.xrange(key)])
-    read = {
-        "string": lambda: client.get(key),
-        "hash": lambda: client.hgetall(key),
-        "list": lambda: client.lrange(key, 0, -1),
-        "zset": lambda: client.zrange(key, 0, -1),
-    }[kind]
-    return json.dumps(read())
-
-
-def _without_meta(fields: dict[str, str]) -> Any:
-    """An end event repeats `meta` for the caller, who alone reads the log."""
-    if fields.keys() != {"d"}:
-        return fields
-    event = json.loads(fields["d"])
-    event.pop("meta", None)
-    return event
