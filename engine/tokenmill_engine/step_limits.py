@@ -6,7 +6,7 @@ from .config import SchedulerConfig
 
 #: After so many steps without a failure, the limits grow by one part of `_PARTS`.
 _STEPS_TO_GROW = 32
-_PARTS = 8
+_PARTS = 4
 
 
 class StepLimits:
@@ -14,7 +14,7 @@ class StepLimits:
     every running request can decode in every step.
 
     The way down is halving: from any size, a step of one row is reached after a few failures. The
-    way up is slow and in equal parts, because each step that is too large costs a preemption.
+    way up is slow and in small parts, because each step that is too large costs preemptions.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -46,4 +46,4 @@ class StepLimits:
 
 
 def _grown(value: int, most: int) -> int:
-    return min(value + -(-most // _PARTS), most)
+    return min(value + max(value // _PARTS, 1), most)

@@ -239,10 +239,10 @@ def test_steps_grow_again_when_memory_is_back(engine: LLMEngine) -> None:
     limits, config = engine.scheduler.limits, engine.scheduler.config
     assert limits.num_tokens < config.max_num_batched_tokens
     outputs = run(engine)
-    engine.add_request("long", [5], SamplingParams(temperature=0, max_tokens=240, ignore_eos=True))
-    run(engine)
-    engine.add_request("long", [5], SamplingParams(temperature=0, max_tokens=240, ignore_eos=True))
-    run(engine)
+    endless = SamplingParams(temperature=0, max_tokens=240, ignore_eos=True)
+    for _ in range(3):
+        engine.add_request("long", [5], endless)
+        run(engine)
     assert limits.num_tokens == config.max_num_batched_tokens
     assert limits.num_seqs == config.max_num_seqs
     check_neighbours(outputs)
