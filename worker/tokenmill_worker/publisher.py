@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from redis.asyncio import Redis
@@ -84,15 +84,15 @@ class Publisher:
         await self._idle.wait()
 
     async def _append_all(self) -> None:
-        work = [item for delivery in self._deliveries for item in self._unsent(delivery)]
+        """Everything that the logs are not known to hold, by the numbers of the events."""
+        work: list[tuple[Delivery, int]] = []
+        for delivery in self._deliveries:
+            for outputs in delivery.take_pending():
+                delivery.add_tokens(*to_event_fields(outputs, self._text_of))
+            for seq in range(delivery.acked + 1, len(delivery.events) + 1):
+                work.append((delivery, seq))
         for first in range(0, len(work), limits.MAX_REQUESTS_PER_APPEND):
             await self._append(work[first : first + limits.MAX_REQUESTS_PER_APPEND])
-
-    def _unsent(self, delivery: Delivery) -> Iterable[tuple[Delivery, int]]:
-        """The numbers of the events that the log is not known to hold."""
-        for outputs in delivery.take_pending():
-            delivery.add_tokens(*to_event_fields(outputs, self._text_of))
-        return [(delivery, seq) for seq in range(delivery.acked + 1, len(delivery.events) + 1)]
 
     async def _append(self, work: list[tuple[Delivery, int]]) -> None:
         call = self._calls.append(
