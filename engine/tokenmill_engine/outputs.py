@@ -113,6 +113,7 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0  # includes cached blocks that nobody references
     block_size: int = 1  # tokens
+    step_tokens: int = 0  # rows that a step may have at present
     num_prefill_blocks: int = 0  # those of running requests that are still being prefilled
     reserve_blocks: int = 0  # must stay free when another request starts
     waiting: tuple[WaitingRequest, ...] = ()  # the first of the queue

@@ -205,6 +205,7 @@ class Scheduler:
             num_blocks=self.kv.num_blocks,
             num_free_blocks=self.kv.num_free_blocks,
             block_size=self.kv.block_size,
+            step_tokens=self.limits.num_tokens,
             num_prefill_blocks=sum(len(request.block_ids) for request in prefilling),
             reserve_blocks=self._preemption.least_reserve(self.num_running),
             waiting=self._admission.report(),

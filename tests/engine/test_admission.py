@@ -102,3 +102,4 @@ def test_prefill_blocks_and_chunks_are_those_of_the_prompt() -> None:
         blocks.append(driver.scheduler.engine_stats().num_prefill_blocks)
     assert blocks == [5, 5, 0, 0]
     assert driver.requests[0].num_prefill_chunks == 3
+    assert driver.scheduler.engine_stats().step_tokens == 8

@@ -92,6 +92,19 @@ def test_a_blocked_request_is_passed_so_often_and_no_more() -> None:
     assert credit().num_requests(stats, [running, held("big"), *on_their_way]) == 1
 
 
+def test_no_more_prompts_are_leased_than_two_steps_begin_with() -> None:
+    roomy = replace(STATS, num_blocks=10_000, num_free_blocks=9_000, step_tokens=512)
+    running = held(has_blocks=True, output=64)
+    assert credit(100, 10).num_requests(roomy, [running]) == 1024 // 100
+    on_its_way = held("b", prompt=300)
+    assert credit(100, 10).num_requests(roomy, [running, on_its_way]) == 724 // 100
+    assert credit(100, 10).num_requests(roomy, [running, held("b", prompt=None)]) == 924 // 100
+    # A prompt longer than that is leased when no other is on its way.
+    assert credit(5000, 10).num_requests(roomy, [running]) == 1
+    assert credit(5000, 10).num_requests(roomy, [running, on_its_way]) == 0
+    assert Credit(128).num_requests(roomy, [running]) > 100  # no size is known yet
+
+
 def test_a_preempted_request_counts_with_its_whole_size_again() -> None:
     waits = WaitingRequest("a", 224, is_blocked=False, overtakes_left=0)
     stats = replace(STATS, num_running=0, num_waiting=1, waiting=(waits,))
@@ -102,8 +115,8 @@ def test_the_room_shown_to_peers() -> None:
     running = held(has_blocks=True)
     assert credit().room_tokens(STATS, [running]) == 76 * 16
     assert credit(slots=1).room_tokens(STATS, [running]) == 0
-    waiting = replace(STATS, waiting=(blocked("big", 5),))
-    assert credit().room_tokens(waiting, [running, held("big")]) == 0
+    waiting = replace(STATS, num_waiting=1)  # for blocks or for their turn: peers see no difference
+    assert credit().room_tokens(waiting, [running]) == 0
     assert credit().room_tokens(replace(STATS, num_free_blocks=1), [running]) == 0
 
 

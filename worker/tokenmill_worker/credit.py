@@ -5,7 +5,9 @@
 A ready entry does not tell how large its request is, so credit is turned into requests by their
 expected size, the running mean of those that ended. What turns out larger waits inside the engine,
 where it does not count against the credit: smaller requests may still be leased and start before
-it, but no more of them than the engine lets pass. All sizes are in tokens or blocks of tokens.
+it, but no more of them than the engine lets pass. And however many blocks are free, no more prompts
+are leased than two steps can begin with: the others are better left to the peers. All sizes are in
+tokens or blocks of tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from tokenmill_engine.preemption import BLOCKS_PER_RUNNING
 
 #: One ended request in so many is what the mean remembers.
 _MEMORY = 16
+#: Prompts are leased for so many steps ahead.
+_STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +60,14 @@ class Credit:
             # Whatever it is, the engine refuses it or has room for it.
             return min(max(self._by_blocks(stats, held), 1), num_places)
         blocked = [one for one in stats.waiting if one.is_blocked]
-        most = min(num_places, self._by_blocks(stats, held))
+        most = min(num_places, self._by_blocks(stats, held), self._by_prompts(stats, held))
         if blocked:
             most = min(most, _places_before(blocked, stats, len(held)))
         return max(most, 0)
 
     def room_tokens(self, stats: EngineStats, held: Collection[HeldSize]) -> int:
-        """Tokens of one more request that would have room; 0 while others wait for room."""
-        if len(held) >= self._max_num_seqs or any(one.is_blocked for one in stats.waiting):
+        """Tokens of one more request that would start at once; 0 while others wait to start."""
+        if len(held) >= self._max_num_seqs or stats.num_waiting:
             return 0
         return max(self._free_blocks(stats, held), 0) * stats.block_size
 
@@ -81,6 +85,20 @@ class Credit:
         at_start = _blocks(round(prompt), stats) + BLOCKS_PER_RUNNING
         expected = max(_blocks(round(prompt + output), stats), at_start)
         return self._free_blocks(stats, held) // expected
+
+    def _by_prompts(self, stats: EngineStats, held: Collection[HeldSize]) -> int:
+        """As many as the next steps can begin with; no bound until sizes are known."""
+        if self._mean_prompt is None or not stats.step_tokens:
+            return self._max_num_seqs
+        is_blocked = {one.request_id for one in stats.waiting if one.is_blocked}
+        mean = max(round(self._mean_prompt), 1)
+        to_start = [
+            mean if size.prompt_tokens is None else size.prompt_tokens
+            for size in held
+            if not size.has_blocks and size.attempt_id not in is_blocked
+        ]
+        num_fitting = (_STEPS_AHEAD * stats.step_tokens - sum(to_start)) // mean
+        return max(num_fitting, 0 if to_start else 1)
 
     def _free_blocks(self, stats: EngineStats, held: Collection[HeldSize]) -> int:
         is_blocked = {one.request_id: one.is_blocked for one in stats.waiting}
