@@ -6,6 +6,7 @@ number of the invariant and ids, states and counts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -180,10 +181,11 @@ def check_lag_is_known(snapshot: Snapshot) -> None:
 
 
 def _check_counters(snapshot: Snapshot) -> None:
-    states = Counter(record["state"] for record in snapshot.records.values())
     waiting = [record for record in snapshot.records.values() if record["state"] in WAITING]
+    leased = [record for record in snapshot.records.values() if record["state"] == "leased"]
     expected = {f"t:{tenant}": n for tenant, n in Counter(r["tenant"] for r in waiting).items()}
-    expected |= {"queued": len(waiting), "leased": states["leased"]}
+    expected |= {f"l:{tenant}": n for tenant, n in Counter(r["tenant"] for r in leased).items()}
+    expected |= {"queued": len(waiting), "leased": len(leased)}
     actual = {"queued": 0, "leased": 0} | snapshot.counters
     assert actual == expected, f"I6 counters {actual}, counted {expected}"
 
@@ -195,12 +197,18 @@ def _check_windows(snapshot: Snapshot, policy: QueuePolicy, before: Snapshot | N
     stood = _windowed(before) if before else {}
     for share, members in windowed.items():
         # A lowered weight leaves a window overfull, but then nothing enters it.
-        size, entered = _window_of(snapshot, policy, share), members - stood.get(share, set())
-        assert len(members) <= size or not entered, f"I6 {share} too full: {members}, {entered}"
+        entered = members - stood.get(share, set())
+        if entered:
+            size = _window_of(snapshot, policy, share)
+            assert len(members) <= size, f"I6 {share} too full: {members}, {entered}"
+            taken = len(members) + len(_leased_throughout(before, snapshot, share))
+            assert taken <= _cap_of(snapshot, policy, share), f"I6 {share} over its cap: {taken}"
     for share, waiting in snapshot.backlogs.items():
         if any(_state(snapshot, request_id) == "held" for request_id in waiting):
-            size = _window_of(snapshot, policy, share)
-            assert counts.get(share, 0) >= size, f"I6 {share} starves: {counts.get(share)}"
+            size, stands = _window_of(snapshot, policy, share), counts.get(share, 0)
+            running = snapshot.counters.get(f"l:{share.partition(':')[2]}", 0)
+            full = stands >= size or stands + running >= _cap_of(snapshot, policy, share)
+            assert full, f"I6 {share} starves: {stands} ready, {running} running"
 
 
 def _windowed(snapshot: Snapshot) -> dict[str, set[str]]:
@@ -214,6 +222,19 @@ def _windowed(snapshot: Snapshot) -> dict[str, set[str]]:
 
 def _window_of(snapshot: Snapshot, policy: QueuePolicy, share: str) -> int:
     return policy.window * snapshot.weights.get(share.partition(":")[2], 1)
+
+
+def _cap_of(snapshot: Snapshot, policy: QueuePolicy, share: str) -> float:
+    """How many may be ready in this class and running in any."""
+    weight = snapshot.weights.get(share.partition(":")[2], 1)
+    return policy.max_running_per_tenant * weight or math.inf
+
+
+def _leased_throughout(before: Snapshot | None, now: Snapshot, share: str) -> set[str]:
+    """Those of the tenant that ran before and after: so many were running whenever one entered."""
+    same = (before.owners.items() if before else set()) & now.owners.items()
+    tenant = share.partition(":")[2]
+    return {name for name, _ in same if now.records.get(name, {}).get("tenant") == tenant}
 
 
 def _state(snapshot: Snapshot, request_id: str) -> str | None:

@@ -122,13 +122,32 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "a lease after the queue deadline": (("lease", "  if due <= time then", "  if false then"),),
     "a weight that is ignored": (
-        ("set_weight", "return options.window * weight -", "return options.window -"),
+        (
+            "set_weight",
+            "local most = options.window * weight",
+            "local most = options.window",
+        ),
     ),
+    "a cap that is ignored": (
+        (
+            "enqueue",
+            "    most = math.min(most, options.max_running_per_tenant * weight - running)\n",
+            "",
+        ),
+    ),
+    "a free place that nobody may take": (
+        (
+            "finish",
+            "  if options.max_running_per_tenant > 0 then\n    for",
+            "  if false then\n    for",
+        ),
+    ),
+    "a lease that its tenant does not count": (("lease", "  count_running(tenant)\n", ""),),
     "a raised weight that waits": (
         (
             "set_weight",
-            "for _, class in ipairs({ '0', '1', '2' }) do feed(class, tenant) end",
-            "",
+            "for _, class in ipairs({ '0', '1', '2' }) do feed(class, tenant) end\nreturn before",
+            "return before",
         ),
     ),
     "a window that is filled up whatever its size": (

@@ -35,8 +35,9 @@ POLICY = QueuePolicy(
     max_body_bytes=200, lease_ms=600_000, max_strikes=2, max_attempts=3, max_retries=1,
     max_deliveries=3, dead_letter_body_ms=700_000,
 )  # fmt: skip
-#: A walk in so many forgets the bodies of dead requests.
+#: A walk in so many forgets the bodies of dead requests, and one in so many has a cap.
 WITHOUT_BODIES = 3
+WITH_CAP = 2
 MARKER = "marker"
 #: Ended requests that are kept in Redis; older ones reach the end of their retention.
 KEPT = 3
@@ -80,7 +81,9 @@ class Walk:
         self.keys = keys
         self.policy = POLICY
         if seed % WITHOUT_BODIES == 0:
-            self.policy = dataclasses.replace(POLICY, dead_letter_body_ms=0)
+            self.policy = dataclasses.replace(self.policy, dead_letter_body_ms=0)
+        if seed % WITH_CAP == 0:
+            self.policy = dataclasses.replace(self.policy, max_running_per_tenant=4)
         self.calls = QueueCalls(keys, self.policy)
         self.random = random.Random(seed)
         self.script_of = script_of

@@ -1,11 +1,13 @@
-"""Tenants' weights: how large a tenant's window is, also when it changes while requests wait."""
+"""Tenants' weights and the cap on what runs: who may enter the ready streams, and when."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 from redis.exceptions import ResponseError
 
-from support_queue import Queue
+from support_queue import POLICY, Queue
 from tokenmill.replies import TenantShare
 
 
@@ -98,3 +100,84 @@ def test_counting_again_respects_the_weight(queue):
         queue.client.zadd(queue.keys.deadlines, {request_id: 1})
     queue.tick()
     assert queue.client.hgetall(queue.keys.windows) == {"1:t": "1"}
+
+
+# The cap on running requests
+
+
+@pytest.fixture
+def capped(redis_client, keyspace):
+    """At most three of a tenant run; the window alone would let four in."""
+    policy = dataclasses.replace(
+        POLICY, max_running_per_tenant=3, window=4, max_queued=20, max_queued_per_tenant=20
+    )
+    return Queue(redis_client, keyspace, policy)
+
+
+def test_a_tenant_at_its_cap_has_nothing_in_the_ready_streams(capped):
+    states = [capped.enqueue(f"t{i}", tenant="t").state for i in range(5)]
+    assert states == ["queued"] * 3 + ["held"] * 2
+    leases = capped.lease()
+    assert [lease.request_id for lease in leases] == ["t0", "t1", "t2"]
+    assert capped.read() == []
+    assert capped.enqueue("t5", tenant="t").state == "held"
+    assert capped.enqueue("u", tenant="u").state == "queued"
+    capped.finish(leases[0], 1)
+    assert [entry.request_id for entry in capped.read()] == ["u", "t3"]
+
+
+@pytest.mark.parametrize("how", ["done", "cancelled", "expired", "dead"])
+def test_each_way_to_end_frees_a_place(capped, how):
+    for i in range(4):
+        capped.enqueue(f"t{i}", tenant="t")
+    lease = capped.lease()[0]
+    if how == "done":
+        capped.finish(lease, 1)
+    elif how == "cancelled":
+        capped.run(capped.calls.cancel("t0"))
+    elif how == "expired":
+        capped.pass_deadline(request_id="t0")
+        capped.tick(reap=False)
+    else:
+        capped.lose_worker()
+        capped.run(capped.calls.heartbeat("w", []))
+        capped.tick(max_strikes=1)
+    assert capped.record("t0").state == how
+    assert capped.record("t3").state == "queued"
+
+
+def test_a_free_place_goes_to_the_most_urgent_class(capped):
+    for i in range(3):
+        capped.enqueue(f"t{i}", tenant="t", priority_class="2")
+    leases = capped.lease()
+    capped.enqueue("low", tenant="t", priority_class="2")
+    capped.enqueue("high", tenant="t", priority_class="0")
+    assert (capped.record("low").state, capped.record("high").state) == ("held", "held")
+    capped.finish(leases[0], 1)
+    assert capped.record("high").state == "queued"
+
+
+def test_resumed_work_is_exempt_and_counts_again(capped):
+    for i in range(4):
+        capped.enqueue(f"t{i}", tenant="t")
+    lease = capped.lease()[0]
+    capped.run(capped.calls.hand_over("t0", lease.fence))
+    # Its place went to t3; it resumes all the same.
+    assert [entry.request_id for entry in capped.read()] == ["t0", "t3"]
+
+
+def test_the_cap_grows_with_the_weight(capped):
+    for i in range(7):
+        capped.enqueue(f"t{i}", tenant="t")
+    capped.lease()
+    set_weight(capped, 2)
+    assert [entry.request_id for entry in capped.read()] == ["t3", "t4", "t5"]
+    assert capped.record("t6").state == "held"
+
+
+def test_running_requests_of_a_tenant_are_counted_without_a_cap_too(queue):
+    queue.enqueue("a", tenant="t")
+    (lease,) = queue.lease()
+    assert queue.client.hget(queue.keys.counters, "l:t") == "1"
+    queue.finish(lease, 1)
+    assert queue.client.hexists(queue.keys.counters, "l:t") is False

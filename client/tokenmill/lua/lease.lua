@@ -1,7 +1,7 @@
 -- A worker takes the requests whose ready entries it has just read with XREADGROUP.
 --
--- ARGV  options{retention_ms, window, publish}, worker, fingerprint of its model,
---       then (ready class, entry, id) per entry
+-- ARGV  options{retention_ms, window, max_running_per_tenant, publish}, worker, fingerprint of its
+--       model, then (ready class, entry, id) per entry
 -- Reply one list per entry, in the order of the entries:
 --       {OK, attempt, fence, events in the log, remaining_ms, waited_ms, strikes, tenant,
 --        fingerprint, body}
@@ -25,7 +25,7 @@ local function take(id, created, tenant, class, first, time)
   redis.call('HSET', OWNERS, id, fence_of(attempt, created))
   note(id, 'leased', { a = attempt, w = worker, e = events })
   uncount_queued(tenant)
-  redis.call('HINCRBY', COUNTERS, 'leased', 1)
+  count_running(tenant)
   leave_window(id, class, tenant)
   return attempt
 end

@@ -95,7 +95,7 @@ local function close(id, ending)
   redis.call('ZREM', DEADLINES, id)
   if was == 'leased' then
     drop_read_entry(ready, entry)
-    redis.call('HINCRBY', COUNTERS, 'leased', -1)
+    uncount_running(tenant)
   else
     drop_entry(ready, entry)
     uncount_queued(tenant)
@@ -134,7 +134,7 @@ local function requeue(id, due_ms)
   local tenant, ready, entry = read_record(id, 'tenant', 'ready', 'entry')
   redis.call('HDEL', OWNERS, id)
   drop_read_entry(ready, entry)
-  redis.call('HINCRBY', COUNTERS, 'leased', -1)
+  uncount_running(tenant)
   count_queued(tenant)
   if due_ms > now_ms() then
     redis.call('HSET', record_key(id), 'state', 'delayed', 'entry', '')

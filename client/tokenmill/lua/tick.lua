@@ -1,8 +1,8 @@
 -- Maintenance: due requests, deadlines, lost workers, lag, leftovers. Any worker, at any time.
 --
 -- ARGV  options{lease_ms, max_strikes, max_attempts, max_deliveries, backoff_ms, jitter (0..1, drawn
---       by the caller), limit, deadline_ms, retention_ms, window, max_body_bytes, tidy_ms,
---       dead_letters, dead_letter_ms, dead_letter_body_ms, publish}
+--       by the caller), limit, deadline_ms, retention_ms, window, max_running_per_tenant,
+--       max_body_bytes, tidy_ms, dead_letters, dead_letter_ms, dead_letter_body_ms, publish}
 -- Reply JSON: how many were promoted, expired, vanished, redelivered, requeued, dead, recovered;
 --       consumers removed; in_grace 1 when lost workers were not looked for
 --
@@ -60,16 +60,18 @@ end
 -- Every living request has a deadline, so the counters can be made again from those. The backlog
 -- of a share is fed while its window has room.
 local function recount()
-  local queued, leased, tenants, windows, shares = 0, 0, {}, {}, {}
+  local queued, leased, of_tenants, windows, shares = 0, 0, {}, {}, {}
   for _, share in ipairs(redis.call('HKEYS', WINDOWS)) do shares[share] = true end
   for _, id in ipairs(redis.call('ZRANGE', DEADLINES, 0, -1)) do
     local state, tenant, class, windowed = read_record(id, 'state', 'tenant', 'class', 'windowed')
     if state then
-      if state == 'leased' then leased = leased + 1
+      local field
+      if state == 'leased' then
+        leased, field = leased + 1, 'l:' .. tenant
       else
-        queued = queued + 1
-        tenants[tenant] = (tenants[tenant] or 0) + 1
+        queued, field = queued + 1, 't:' .. tenant
       end
+      of_tenants[field] = (of_tenants[field] or 0) + 1
       local share = share_of(class, tenant)
       if windowed == '1' then windows[share] = (windows[share] or 0) + 1 end
       shares[share] = true
@@ -77,7 +79,7 @@ local function recount()
   end
   redis.call('DEL', COUNTERS, WINDOWS)
   redis.call('HSET', COUNTERS, 'queued', queued, 'leased', leased)
-  for tenant, waiting in pairs(tenants) do redis.call('HSET', COUNTERS, 't:' .. tenant, waiting) end
+  for field, number in pairs(of_tenants) do redis.call('HSET', COUNTERS, field, number) end
   for share, entries in pairs(windows) do redis.call('HSET', WINDOWS, share, entries) end
   for share in pairs(shares) do feed(string.match(share, '^(.):(.*)$')) end
 end

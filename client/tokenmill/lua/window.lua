@@ -2,7 +2,9 @@
 --
 -- A class stream holds at most `window` entries of one tenant and class, times the tenant's weight;
 -- the rest waits in that tenant's own list. FIFO over such windows is close to round robin and needs
--- no scheduler.
+-- no scheduler. It orders what waits, but frees no place that a tenant has: with
+-- `max_running_per_tenant` above 0, what a tenant has running (times its weight again) counts too.
+-- Exempt from both is what was tried before, and plain XADDs.
 
 -- Further record fields and values may follow.
 local function push(id, ready, ...)
@@ -13,7 +15,13 @@ end
 
 local function room_in_window(share, tenant)
   local weight = tonumber(redis.call('HGET', WEIGHTS, tenant) or '1')
-  return options.window * weight - tonumber(redis.call('HGET', WINDOWS, share) or '0')
+  local waiting = tonumber(redis.call('HGET', WINDOWS, share) or '0')
+  local most = options.window * weight
+  if options.max_running_per_tenant > 0 then
+    local running = tonumber(redis.call('HGET', COUNTERS, 'l:' .. tenant) or '0')
+    most = math.min(most, options.max_running_per_tenant * weight - running)
+  end
+  return most - waiting
 end
 
 local function push_windowed(id, class, share)
@@ -34,8 +42,8 @@ local function enter(id, class, tenant)
   return 'held'
 end
 
--- Fill the window of a share from its backlog. That is one request when one has left the window, more
--- after the tenant's weight was raised, none while a lowered weight leaves it overfull.
+-- Fill the window of a share from its backlog. That is one request when one has left the window,
+-- more after the tenant's weight was raised, none while a lowered weight leaves it overfull.
 local function feed(class, tenant)
   local share = share_of(class, tenant)
   local room = room_in_window(share, tenant)
@@ -58,14 +66,23 @@ local function leave_window(id, class, tenant)
   feed(class, tenant)
 end
 
--- Held, queued and delayed requests all count as queued.
-local function count_queued(tenant)
-  redis.call('HINCRBY', COUNTERS, 'queued', 1)
-  redis.call('HINCRBY', COUNTERS, 't:' .. tenant, 1)
+-- How many there are in all, and of this tenant.
+local function add_to(total, of_tenant, number)
+  redis.call('HINCRBY', COUNTERS, total, number)
+  if redis.call('HINCRBY', COUNTERS, of_tenant, number) <= 0 then
+    redis.call('HDEL', COUNTERS, of_tenant)
+  end
 end
 
-local function uncount_queued(tenant)
-  redis.call('HINCRBY', COUNTERS, 'queued', -1)
-  local field = 't:' .. tenant
-  if redis.call('HINCRBY', COUNTERS, field, -1) <= 0 then redis.call('HDEL', COUNTERS, field) end
+-- Held, queued and delayed requests all count as queued.
+local function count_queued(tenant) add_to('queued', 't:' .. tenant, 1) end
+local function uncount_queued(tenant) add_to('queued', 't:' .. tenant, -1) end
+local function count_running(tenant) add_to('leased', 'l:' .. tenant, 1) end
+
+-- A place of the tenant's is free: for its most urgent work first.
+local function uncount_running(tenant)
+  add_to('leased', 'l:' .. tenant, -1)
+  if options.max_running_per_tenant > 0 then
+    for _, class in ipairs({ '0', '1', '2' }) do feed(class, tenant) end
+  end
 end
