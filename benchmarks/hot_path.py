@@ -59,12 +59,20 @@ PROTOTYPE = {"redis_us": 2.7, "publish_us": 2.8}
 FIGURES = ("redis_us", "publish_us", "event_us", "worker_us")
 RESULTS = environments.REPOSITORY / "benchmarks" / "results"
 APPENDS_AT_A_TIME = 128
+BUSY_WARNING_CORES = 0.15
 #: Of the whole worker. Its engine takes STEP_S for a step, so that each token is an event.
 WORKER_STEPS = 500
 
 
 def main() -> None:
     arguments = _parse()
+    busy_cores = machine.busy_cores()
+    if busy_cores > BUSY_WARNING_CORES:
+        print(
+            f"warning: other processes keep {busy_cores:.2f} cores busy, which makes every figure "
+            "larger",
+            file=sys.stderr,
+        )
     rows = []
     for batch in arguments.batches:
         runs = [_measure(batch, arguments.tokens) for _ in range(arguments.rounds)]
@@ -73,6 +81,7 @@ def main() -> None:
         print(_line(rows[-1]), file=sys.stderr)
     record = {
         "machine": machine.describe(environments.REPOSITORY),
+        "busy_cores": round(busy_cores, 2),
         "prototype": PROTOTYPE,
         "rounds": arguments.rounds,
         "rows": rows,

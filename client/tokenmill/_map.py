@@ -41,12 +41,15 @@ class MapPlan:
 
 
 class Window:
-    """The prompts to come, and the requests under way in their order."""
+    """The prompts to come, and the requests under way in their order. With `resubmit` their streams
+    enqueue them again: usually they are there already, and if Redis has lost them they come back.
+    """
 
-    def __init__(self, prompts: Iterable[Prompt], size: int) -> None:
+    def __init__(self, prompts: Iterable[Prompt], size: int, *, resubmit: bool) -> None:
         self.under_way: deque[Submission] = deque()
         self._prompts = iter(prompts)
         self._size = size
+        self._resubmit = resubmit
         self._refused: Submission | None = None
 
     def next(self, build: Callable[[Prompt], Submission]) -> Submission | None:
@@ -63,7 +66,11 @@ class Window:
     def next_answer(self) -> StreamPlan:
         """The stream of the request whose answer comes next."""
         first = self.under_way[0]
-        return StreamPlan(request_id=first.request_id, timeout_s=first.timing.patience_s())
+        return StreamPlan(
+            request_id=first.request_id,
+            submission=first if self._resubmit else None,
+            timeout_s=first.timing.patience_s(),
+        )
 
     def refused(self, submission: Submission, error: QueueFull) -> None:
         """Keep it for when an answer has made room. Raises if no answer is awaited."""
@@ -76,7 +83,7 @@ def run_map(
     link: Link, prompts: Iterable[Prompt], plan: MapPlan
 ) -> Generator[Completion, None, None]:
     """The body of `Client.map`."""
-    window = Window(prompts, plan.concurrency)
+    window = Window(prompts, plan.concurrency, resubmit=link.options.resubmit)
     try:
         with reporting(plan.progress, prompts) as answered:
             while _fill(link, window, plan):
@@ -108,7 +115,7 @@ async def arun_map(
     link: AsyncLink, prompts: Iterable[Prompt], plan: MapPlan
 ) -> AsyncGenerator[Completion, None]:
     """The body of `AsyncClient.map`."""
-    window = Window(prompts, plan.concurrency)
+    window = Window(prompts, plan.concurrency, resubmit=link.options.resubmit)
     try:
         with reporting(plan.progress, prompts) as answered:
             while await _afill(link, window, plan):
