@@ -124,21 +124,21 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a weight that is ignored": (
         (
             "set_weight",
-            "local most = options.window * weight",
-            "local most = options.window",
+            "local most, cap = options.window * weight",
+            "local most, cap = options.window",
         ),
     ),
     "a cap that is ignored": (
         (
             "enqueue",
-            "    most = math.min(most, options.max_running_per_tenant * weight - running)\n",
+            "    most = math.min(most, cap * weight - running)\n",
             "",
         ),
     ),
     "a free place that nobody may take": (
         (
             "finish",
-            "  if options.max_running_per_tenant > 0 then\n    for",
+            "  if cap_on_running() > 0 then\n    for",
             "  if false then\n    for",
         ),
     ),

@@ -22,6 +22,8 @@ class Queue:
         self.client, self.keys, self.policy = client, keys, policy
         self.calls = QueueCalls(keys, policy)
         create_groups(client, keys)
+        if policy.max_running_per_tenant:
+            self.tick(reap=False)  # a worker says so
 
     def run(self, call):
         return run(self.client, call)

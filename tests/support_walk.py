@@ -95,6 +95,7 @@ class Walk:
         self.history: deque[str] = deque(maxlen=8)
         self.num_ids = 0
         create_groups(client, keys)
+        run(client, self.calls.tick(jitter=0.5))
         self.subscriber = client.pubsub()
         self.subscriber.psubscribe(keys.channel("*"))
         self.subscriber.get_message(timeout=5.0)  # the confirmation

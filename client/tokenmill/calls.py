@@ -42,7 +42,8 @@ class QueuePolicy:
     max_queued: int = limits.MAX_QUEUED
     max_queued_per_tenant: int = limits.MAX_QUEUED_PER_TENANT
     window: int = limits.TENANT_WINDOW
-    max_running_per_tenant: int = 0  # leased at a time, times its weight; 0: as many as there are
+    #: Leased at a time, times the tenant's weight; 0: any number. The workers' value counts.
+    max_running_per_tenant: int = 0
     max_body_bytes: int = limits.MAX_BODY_BYTES
     lease_ms: int = 15_000
     max_strikes: int = 3  # lost workers in a row, each without a token
@@ -88,7 +89,7 @@ class QueueCalls:
         self.policy = policy or QueuePolicy()
         self._key = keys.owners
         self._publish = self.policy.publish
-        self._ending = self._options("retention_ms", "window", "max_running_per_tenant")
+        self._ending = self._options("retention_ms", "window")
 
     def enqueue(
         self,
@@ -115,8 +116,7 @@ class QueueCalls:
         }
         options = self._options(
             "deadline_ms", "retention_ms", "max_queued", "max_queued_per_tenant", "window",
-            "max_running_per_tenant", "max_body_bytes",
-            **{k: v for k, v in given.items() if v is not None},
+            "max_body_bytes", **{k: v for k, v in given.items() if v is not None},
         )  # fmt: skip
         args = (options, request_id, tenant, priority_class, body_sha(body), body)
         return ScriptCall(load_script("enqueue"), self._key, args, EnqueueReply.parse)
@@ -244,7 +244,7 @@ class QueueCalls:
         """Give a tenant `weight` times the window of others (1 to 100); the weight it had."""
         if not 1 <= weight <= limits.MAX_TENANT_WEIGHT:
             raise ValueError(f"weight: must be from 1 to {limits.MAX_TENANT_WEIGHT}")
-        args = (self._options("window", "max_running_per_tenant"), tenant, weight)
+        args = (self._options("window"), tenant, weight)
         return ScriptCall(load_script("set_weight"), self._key, args, int)
 
     def tenants(self) -> ScriptCall[list[TenantShare]]:
@@ -262,7 +262,7 @@ class QueueCalls:
         message: str = "",
         facts: str = "",
     ) -> ScriptCall[ReleaseReply]:
-        options = self._options("retention_ms", "max_retries", "window", "max_running_per_tenant")
+        options = self._options("retention_ms", "max_retries", "window")
         args = (options, request_id, fence, reason, delay_ms, message, facts)
         return ScriptCall(load_script("release"), self._key, args, ReleaseReply.parse)
 

@@ -8,6 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from support_queue import POLICY, Queue
+from tokenmill.calls import QueueCalls
 from tokenmill.replies import TenantShare
 
 
@@ -173,6 +174,22 @@ def test_the_cap_grows_with_the_weight(capped):
     set_weight(capped, 2)
     assert [entry.request_id for entry in capped.read()] == ["t3", "t4", "t5"]
     assert capped.record("t6").state == "held"
+
+
+def test_a_cap_that_is_lifted_lets_waiting_requests_in(capped):
+    """They need not wait until one of those that run has ended."""
+    for i in range(5):
+        capped.enqueue(f"t{i}", tenant="t")
+    leases = capped.lease()
+    capped.tick(max_running_per_tenant=0, reap=False)
+    assert [entry.request_id for entry in capped.read()] == ["t3", "t4"]
+    assert len(leases) == 3
+
+
+def test_the_workers_cap_binds_clients_that_know_of_none(capped):
+    client = QueueCalls(capped.keys, dataclasses.replace(capped.policy, max_running_per_tenant=0))
+    states = [capped.run(client.enqueue(f"t{i}", body="{}", tenant="t")).state for i in range(4)]
+    assert states == ["queued"] * 3 + ["held"]
 
 
 def test_running_requests_of_a_tenant_are_counted_without_a_cap_too(queue):

@@ -1,8 +1,7 @@
 -- The holder of the lease ends a request.
 --
--- ARGV  options{retention_ms, window, max_running_per_tenant, publish}, id, fence, seq,
---       state (done|failed), payload of the end event, usage (JSON), code, message (both empty
---       when done), facts (JSON or empty)
+-- ARGV  options{retention_ms, window, publish}, id, fence, seq, state (done|failed), payload of the
+--       end event, usage (JSON), code, message (both empty when done), facts (JSON or empty)
 -- Reply {OK, state}, {DUP, state} this lease has ended it before, {LOST, state or ''},
 --       {BEHIND, n} the log holds n events instead of seq-1: append the missing ones first
 

@@ -1,7 +1,7 @@
 -- A worker takes the requests whose ready entries it has just read with XREADGROUP.
 --
--- ARGV  options{retention_ms, window, max_running_per_tenant, publish}, worker, fingerprint of its
---       model, then (ready class, entry, id) per entry
+-- ARGV  options{retention_ms, window, publish}, worker, fingerprint of its model,
+--       then (ready class, entry, id) per entry
 -- Reply one list per entry, in the order of the entries:
 --       {OK, attempt, fence, events in the log, remaining_ms, waited_ms, strikes, tenant,
 --        fingerprint, body}

@@ -1,8 +1,8 @@
 -- The holder gives a request back: `drain` and `no_room` hand it over to another worker at once and
 -- are no attempts, `error` asks for another try.
 --
--- ARGV  options{retention_ms, max_retries, window, max_running_per_tenant, publish}, id, fence,
---       drain|no_room|error, delay_ms, message, facts (JSON or empty)
+-- ARGV  options{retention_ms, max_retries, window, publish}, id, fence, drain|no_room|error,
+--       delay_ms, message, facts (JSON or empty)
 -- Reply {OK, state}      back in the queue (class r, before all new work) or delayed
 --       {FAILED, failed} no retry left; ended here
 --       {LOST, ''}       not the holder (any more): also the answer to a repeated call

@@ -1,7 +1,7 @@
 -- A dead request gets another life: same id, body and terms, but a record, a log and a history of its
 -- own, without strikes. Its dead letter goes. Limits of the queue do not apply: it had been accepted.
 --
--- ARGV  options{retention_ms, window, max_running_per_tenant, publish}, id
+-- ARGV  options{retention_ms, window, publish}, id
 -- Reply {OK, created_ms, state}       back in the queue: `queued` or `held`
 --       {NO_BODY, created_ms, dead}   its body was not kept
 --       {NOT_DEAD, created_ms, state} also the answer to a repeated call

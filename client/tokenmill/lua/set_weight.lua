@@ -1,7 +1,7 @@
 -- A tenant's weight: so many times the window of others. More room is used at once; with less, the
 -- tenant's next requests wait until its window has emptied so far.
 --
--- ARGV  options{window, max_running_per_tenant, publish}, tenant, weight (1..100)
+-- ARGV  options{window, publish}, tenant, weight (1..100)
 -- Reply the weight it had
 
 local tenant, weight = ARGV[2], tonumber(ARGV[3])

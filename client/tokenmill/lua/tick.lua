@@ -131,14 +131,18 @@ local function tidy()
   redis.call('XTRIM', DEAD_LETTERS, 'MINID', int(time - options.dead_letter_ms))
 end
 
-local last, reap_after, tidied = unpack(
-  redis.call('HMGET', MAINTENANCE, 'last', 'reap_after', 'tidied'), 1, 3)
+local last, reap_after, tidied, cap = unpack(redis.call('HMGET', MAINTENANCE, 'last', 'reap_after',
+  'tidied', 'max_running_per_tenant'), 1, 4)
 reap_after = tonumber(reap_after or '0')
 if not last or math.abs(time - tonumber(last)) > options.lease_ms / 2 then
   reap_after = time + options.lease_ms
 end
 -- The first write may grow, so at maxmemory the whole tick is refused, before it did anything.
 redis.call('HSET', MAINTENANCE, 'last', int(time), 'reap_after', int(reap_after))
+if tonumber(cap or '0') ~= options.max_running_per_tenant then
+  redis.call('HSET', MAINTENANCE, 'max_running_per_tenant', int(options.max_running_per_tenant),
+    'recount', '1')  -- with another cap others may enter
+end
 promote()
 if expire() then recount() end
 if time >= reap_after then

@@ -2,9 +2,9 @@
 --
 -- A class stream holds at most `window` entries of one tenant and class, times the tenant's weight;
 -- the rest waits in that tenant's own list. FIFO over such windows is close to round robin and needs
--- no scheduler. It orders what waits, but frees no place that a tenant has: with
--- `max_running_per_tenant` above 0, what a tenant has running (times its weight again) counts too.
--- Exempt from both is what was tried before, and plain XADDs.
+-- no scheduler. It orders what waits, but frees no place that a tenant has: with a cap above 0
+-- (times the weight, too), what a tenant has running counts as well. Exempt from both is what was
+-- tried before, and plain XADDs. The cap is the workers': they note it at each tick.
 
 -- Further record fields and values may follow.
 local function push(id, ready, ...)
@@ -13,13 +13,17 @@ local function push(id, ready, ...)
   note(id, 'queued', { q = ready })
 end
 
+local function cap_on_running()
+  return tonumber(redis.call('HGET', MAINTENANCE, 'max_running_per_tenant') or '0')
+end
+
 local function room_in_window(share, tenant)
   local weight = tonumber(redis.call('HGET', WEIGHTS, tenant) or '1')
   local waiting = tonumber(redis.call('HGET', WINDOWS, share) or '0')
-  local most = options.window * weight
-  if options.max_running_per_tenant > 0 then
+  local most, cap = options.window * weight, cap_on_running()
+  if cap > 0 then
     local running = tonumber(redis.call('HGET', COUNTERS, 'l:' .. tenant) or '0')
-    most = math.min(most, options.max_running_per_tenant * weight - running)
+    most = math.min(most, cap * weight - running)
   end
   return most - waiting
 end
@@ -82,7 +86,7 @@ local function count_running(tenant) add_to('leased', 'l:' .. tenant, 1) end
 -- A place of the tenant's is free: for its most urgent work first.
 local function uncount_running(tenant)
   add_to('leased', 'l:' .. tenant, -1)
-  if options.max_running_per_tenant > 0 then
+  if cap_on_running() > 0 then
     for _, class in ipairs({ '0', '1', '2' }) do feed(class, tenant) end
   end
 end
