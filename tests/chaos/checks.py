@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import redis
 
 from chaos.audience import Transcript
 from support_invariants import check_invariants
@@ -14,10 +15,8 @@ from support_worker import text_of
 from support_worker_process import LEASE_MS, eventually
 from tokenmill._events import parse_event
 from tokenmill.calls import QueuePolicy
+from tokenmill.keys import Keyspace
 from tokenmill.protocol import EndEvent, Event, TokenEvent
-
-if TYPE_CHECKING:
-    from chaos.rig import ChaosPool
 
 #: What clients and workers of a scenario agree upon, unless it says otherwise.
 POLICY = QueuePolicy(lease_ms=LEASE_MS)
@@ -31,7 +30,7 @@ class Verdict:
     requeued: int = 0
     lost: int = 0
     logs: dict[str, list[Event]] = field(default_factory=dict)
-    snapshot: Snapshot | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def demand(self, fulfilled: bool, otherwise: str) -> None:
@@ -42,25 +41,32 @@ class Verdict:
         assert not self.wrong, "\n".join(self.wrong[:20])
 
 
+@dataclass(frozen=True)
+class View:
+    """One partition of a pool: a client of the server that has it, and its keys."""
+
+    client: redis.Redis
+    keys: Keyspace
+
+
 def check_after(
-    pool: ChaosPool,
+    verdict: Verdict,
+    view: View,
     transcripts: Sequence[Transcript],
     *,
-    statuses: Mapping[str, int] | None = None,
     oracle: bool = True,
     data_lost_at_s: float | None = None,
     rewinds: bool = False,
     policy: QueuePolicy = POLICY,
-) -> Verdict:
-    """Everything that can be said about a pool at rest.
+) -> None:
+    """Everything that can be said about a partition at rest, and the streams that lived there.
 
-    `statuses`: how many streams must end how; by default all `done`. `oracle`: whether the engine
-    is deterministic, so that each transcript is known beforehand. `data_lost_at_s`: Redis lost
-    data until then, so logs may be other than what clients saw of streams that ended before.
-    `rewinds`: whether the SDK may withdraw what it handed out.
+    `oracle`: whether the engine is deterministic, so that each transcript is known beforehand.
+    `data_lost_at_s`: Redis lost data until then, so logs may be other than what clients saw of
+    streams that ended before. `rewinds`: whether the SDK may withdraw what it handed out.
     """
-    verdict = Verdict()
-    snapshot = verdict.snapshot = check_rest(verdict, pool, policy)
+    snapshot = check_rest(verdict, view, policy)
+    verdict.snapshots.append(snapshot)
     for transcript in transcripts:
         request_id = transcript.request.id
         check_stream(verdict, transcript, rewinds=rewinds)
@@ -71,27 +77,24 @@ def check_after(
             log = [parse_event(entry["d"]) for entry in snapshot.logs.get(request_id, {}).values()]
             verdict.logs[request_id] = [event for event in log if event is not None]
             _check_against_log(verdict, transcript, exact=data_lost_at_s is None)
-    wanted = Counter(statuses or {"done": len(transcripts)})
-    verdict.demand(verdict.statuses == wanted, f"ended {verdict.statuses}, expected {wanted}")
-    return verdict
 
 
-def check_rest(verdict: Verdict, pool: ChaosPool, policy: QueuePolicy) -> Snapshot:
-    """The whole keyspace of a pool in which nobody works any more."""
-    snapshot = _at_rest(pool)
+def check_rest(verdict: Verdict, view: View, policy: QueuePolicy) -> Snapshot:
+    """The whole keyspace of a partition in which nobody works any more."""
+    snapshot = _at_rest(view)
     try:
-        check_invariants(snapshot, pool.keys, policy)
+        check_invariants(snapshot, view.keys, policy)
     except AssertionError as broken:
         verdict.wrong.append(str(broken))
-    _check_nothing_left(verdict, snapshot, pool)
+    _check_nothing_left(verdict, snapshot, view)
     return snapshot
 
 
-def _at_rest(pool: ChaosPool) -> Snapshot:
+def _at_rest(view: View) -> Snapshot:
     """Without the cards of dead workers, which live on for three leases and are no state."""
-    for card in list(pool.client.scan_iter(pool.keys.worker_cards)):
-        pool.client.delete(card)
-    return take_snapshot(pool.client, pool.keys)
+    for card in list(view.client.scan_iter(view.keys.worker_cards)):
+        view.client.delete(card)
+    return take_snapshot(view.client, view.keys)
 
 
 def check_stream(verdict: Verdict, transcript: Transcript, *, rewinds: bool) -> None:
@@ -138,7 +141,7 @@ def _check_against_log(verdict: Verdict, transcript: Transcript, *, exact: bool)
         verdict.demand(ends == [end.status for end in transcript.ends], f"I1 {name}: other ends")
 
 
-def _check_nothing_left(verdict: Verdict, snapshot: Snapshot, pool: ChaosPool) -> None:
+def _check_nothing_left(verdict: Verdict, snapshot: Snapshot, view: View) -> None:
     """I9: after the last request nothing stands anywhere but in records and logs."""
     left = {
         "own": snapshot.owners,
@@ -152,8 +155,8 @@ def _check_nothing_left(verdict: Verdict, snapshot: Snapshot, pool: ChaosPool) -
     }
     found = {name: value for name, value in left.items() if value}
     verdict.demand(not found, f"I9 left over: {found}"[:1000])
-    pattern = f"{pool.keys.prefix}*"
+    pattern = f"{view.keys.prefix}*"
     try:
-        eventually(lambda: not pool.client.pubsub_channels(pattern), 5)
+        eventually(lambda: not view.client.pubsub_channels(pattern), 5)
     except AssertionError:
-        verdict.wrong.append(f"I9 subscriptions left: {pool.client.pubsub_channels(pattern)[:5]}")
+        verdict.wrong.append(f"I9 subscriptions left: {view.client.pubsub_channels(pattern)[:5]}")

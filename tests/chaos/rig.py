@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import redis
 
 from chaos.audience import Audience, Tasks, Threads
-from chaos.checks import Verdict, check_after
+from chaos.checks import Verdict, View, check_after
 from chaos.engines import Kind
 from chaos.proxy import Proxy
 from chaos.table import Row
@@ -32,6 +33,7 @@ from support_worker_process import (
 )  # fmt: skip
 from tokenmill._redis import RedisOptions, connect
 from tokenmill.embedded import EmbeddedServer
+from tokenmill.keys import partition_of
 
 #: Slots of one worker: two serve forty requests in three rounds.
 SLOTS = 8
@@ -167,14 +169,27 @@ class Rig:
         self.row.faults += times
         inject()
 
-    def finish(self, **expectations: Any) -> Verdict:
-        """Wait for every stream, stop everybody, and check everything: see `check_after`."""
+    def views(self) -> list[View]:
+        """Every partition; request ids are spread over them in this order."""
+        return [View(self.redis, self.pool.keys)]
+
+    def finish(self, *, statuses: Mapping[str, int] | None = None, **options: Any) -> Verdict:
+        """Wait for every stream, stop everybody, and check everything.
+
+        `statuses`: how many streams must end how, by default all `done`; `options` are those of
+        `check_after`.
+        """
         self.until_all_ended()
         self.stop_workers()
         transcripts = [t for audience in self.audiences for t in audience.transcripts.values()]
         self.close_audiences()
         self.row.seconds = time.monotonic() - self.began_s
-        verdict = check_after(self.pool, transcripts, **expectations)
+        verdict, views = Verdict(), self.views()
+        for number, view in enumerate(views):
+            here = [t for t in transcripts if partition_of(t.request.id, len(views)) == number]
+            check_after(verdict, view, here, **options)
+        wanted = Counter(statuses or {"done": len(transcripts)})
+        verdict.demand(verdict.statuses == wanted, f"ended {verdict.statuses}, expected {wanted}")
         self.row.requests += len(transcripts)
         self.row.requeued += verdict.requeued
         self.row.rewinds += sum(t.num_rewinds for t in transcripts)

@@ -121,7 +121,7 @@ class Soak:
         rig.stop_workers()
         verdict = Verdict()
         hold_still(rig)
-        check_rest(verdict, rig.pool, POLICY)
+        check_rest(verdict, rig.views()[0], POLICY)
         return self._report(counts, faults, [*counts["wrong"], *verdict.wrong])
 
     @property
