@@ -220,11 +220,16 @@ MASTER_NAME = "tokenmill-master"
 
 @dataclass
 class SentinelSetup:
-    """A master, a replica and three Sentinels that fail over within a second or two."""
+    """A master, replicas and three Sentinels that fail over within a second or two.
+
+    `arguments` are for the masters and replicas.
+    """
 
     release: str
+    num_replicas: int = 1
+    arguments: tuple[str, ...] = ()
     master: Server = field(init=False)
-    replica: Server = field(init=False)
+    replicas: list[Server] = field(default_factory=list)
     sentinels: list[Server] = field(default_factory=list)
 
     @property
@@ -239,12 +244,14 @@ class SentinelSetup:
 
     def __enter__(self) -> SentinelSetup:
         binary = binary_of(self.release)
-        persistent = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0")
-        self.master = single(self.release, *persistent).start()
+        own = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0", *self.arguments)
+        self.master = single(self.release, *own).start()
         replica_of = ("--replicaof", f"127.0.0.1 {self.master.port}")
-        self.replica = single(self.release, *persistent, *replica_of).start()
-        with self.replica.client() as client:
-            until(lambda: client.info("replication")["master_link_status"] == "up")
+        for _ in range(self.num_replicas):
+            replica = single(self.release, *own, *replica_of).start()
+            self.replicas.append(replica)
+            with replica.client() as client:
+                until(lambda c=client: c.info("replication")["master_link_status"] == "up")
         for _ in range(3):
             sentinel = Server(binary, self._sentinel_arguments)
             self.sentinels.append(sentinel)
@@ -261,17 +268,16 @@ class SentinelSetup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in (*self.sentinels, self.replica, self.master):
+        for server in (*self.sentinels, *self.replicas, self.master):
             server.stop()
 
     @staticmethod
     def _sentinel_arguments(port: int) -> Sequence[str]:
         return ("--port", str(port))
 
-    @staticmethod
-    def _knows_all(client: redis.Redis) -> bool:
+    def _knows_all(self, client: redis.Redis) -> bool:
         state = client.sentinel_master(MASTER_NAME)
-        return state["num-other-sentinels"] == 2 and state["num-slaves"] == 1
+        return (state["num-other-sentinels"], state["num-slaves"]) == (2, self.num_replicas)
 
 
 def _with_config(config: Path) -> Callable[[int], Sequence[str]]:

@@ -23,6 +23,14 @@ class MasterConnection(redis.asyncio.connection.Connection):
             self.host, self.port = await self._locator.alocate(_ask)
         await super()._connect()  # type: ignore[no-untyped-call]
 
+    async def can_read(self) -> bool:
+        """redis-py asks this before it uses an idle connection, and renews one that fails."""
+        locator = self._locator
+        if locator is not None and locator.master != (self.host, self.port):
+            await self.disconnect(nowait=True)
+            raise exceptions.ConnectionError(FORMER_MASTER)
+        return bool(await super().can_read())
+
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return await super().read_response(*args, **kwargs)

@@ -25,6 +25,14 @@ class MasterConnection(redis.connection.Connection):
             self.host, self.port = self._locator.locate(_ask)
         return super()._connect()  # type: ignore[no-untyped-call]
 
+    def can_read(self, timeout: float = 0) -> bool:
+        """redis-py asks this before it uses an idle connection, and renews one that fails."""
+        locator = self._locator
+        if locator is not None and locator.master != (self.host, self.port):
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise exceptions.ConnectionError(FORMER_MASTER)
+        return bool(super().can_read(timeout))
+
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().read_response(*args, **kwargs)

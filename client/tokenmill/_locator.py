@@ -20,12 +20,15 @@ _REDIRECTED = (
     exceptions.MasterDownError,
     exceptions.ClusterDownError,
 )
+#: A master that lost its replicas (`min-replicas-to-write`) may have been replaced.
+_REDIRECTED_WORDS = ("READONLY", "NOREPLICAS")
 _ASK_ERRORS = (exceptions.RedisError, OSError)
 
 
 def is_from_former_master(error: exceptions.ResponseError) -> bool:
     """Whether another server may be the right one. Redis 6.2 says so inside a script's error."""
-    return isinstance(error, _REDIRECTED) or "READONLY" in str(error)
+    text = str(error)
+    return isinstance(error, _REDIRECTED) or any(word in text for word in _REDIRECTED_WORDS)
 
 
 class Asker(Protocol):
@@ -38,9 +41,13 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The master, if the server that was asked knows one, and whom to ask next time."""
+    """The master, if the server that was asked knows one, and whom to ask next time.
+
+    `epoch` grows with every change of the configuration, where the servers count them.
+    """
 
     master: Address | None
+    epoch: int = 0
     peers: tuple[Address, ...] = ()
 
 
@@ -55,11 +62,13 @@ class Search:
 
 @dataclass(slots=True, kw_only=True)
 class Locator:
-    """Asks the servers in random order until one knows the master.
+    """Asks the servers in random order until one knows the master, in a configuration not older
+    than the latest seen. The order is random so that the next try need not hear the same
+    out-of-date answer. May be shared by threads.
 
-    Nothing is remembered but whom to ask: an answer may be out of date a moment later, and the
-    order is random so that the next try need not hear the same out-of-date answer. May be shared
-    by threads.
+    All connections of a program to one partition share a locator: while an old and a new master
+    are both alive, it must not write a bit here and a bit there. Each compares `master`, the latest
+    answer, with the server it is connected to.
     """
 
     servers: tuple[Address, ...]
@@ -68,50 +77,54 @@ class Locator:
     connection: Mapping[str, Any]  # redis-py's options for the connection that asks
     verified: bool
     insecure: bool
+    master: Address | None = field(default=None, init=False)
+    _epoch: int = field(default=0, init=False)
     _known: tuple[Address, ...] = field(default=(), init=False)
 
     def locate(self, ask: Asker) -> Address:
         """Raises what redis-py raises, or `ConnectionError` if nobody knows the master."""
-        last: Exception | None = None
-        question = self.search.question
+        inquiry = _Inquiry(self._epoch)
         for server in self._in_random_order():
             try:
-                reply = ask(server, question, uses_tls=self.uses_tls, **self.connection)
+                reply = ask(server, self.search.question, uses_tls=self.uses_tls, **self.connection)
             except _ASK_ERRORS as error:
-                last = error
-                continue
-            master = self._learn(reply, server)
-            if master is not None:
-                return master
-        raise last or exceptions.ConnectionError(self.search.failure)
+                inquiry.failed(error)
+            else:
+                inquiry.answered(self.search.read(reply, server))
+            if inquiry.is_over:
+                break
+        return self._learn(inquiry)
 
     async def alocate(self, ask: Callable[..., Awaitable[Any]]) -> Address:
         """`locate` for asyncio."""
-        last: Exception | None = None
-        question = self.search.question
+        inquiry = _Inquiry(self._epoch)
         for server in self._in_random_order():
             try:
-                reply = await ask(server, question, uses_tls=self.uses_tls, **self.connection)
+                reply = await ask(
+                    server, self.search.question, uses_tls=self.uses_tls, **self.connection
+                )
             except _ASK_ERRORS as error:
-                last = error
-                continue
-            master = self._learn(reply, server)
-            if master is not None:
-                return master
-        raise last or exceptions.ConnectionError(self.search.failure)
+                inquiry.failed(error)
+            else:
+                inquiry.answered(self.search.read(reply, server))
+            if inquiry.is_over:
+                break
+        return self._learn(inquiry)
 
     def _in_random_order(self) -> Iterator[Address]:
         servers = list(dict.fromkeys((*self.servers, *self._known)))
         random.shuffle(servers)
         return iter(servers)
 
-    def _learn(self, reply: Any, server: Address) -> Address | None:
-        answer = self.search.read(reply, server)
-        if answer.peers:
-            self._known = answer.peers
-        if answer.master is not None:
-            self._require_safe_way(answer.master)
-        return answer.master
+    def _learn(self, inquiry: _Inquiry) -> Address:
+        best = inquiry.best
+        if best is None or best.master is None:
+            raise inquiry.error or exceptions.ConnectionError(self.search.failure)
+        self._require_safe_way(best.master)
+        self._known = best.peers or self._known
+        self._epoch = best.epoch
+        self.master = best.master
+        return best.master
 
     def _require_safe_way(self, master: Address) -> None:
         try:
@@ -121,13 +134,37 @@ class Locator:
             raise exceptions.ConnectionError("refused") from error
 
 
+@dataclass(slots=True)
+class _Inquiry:
+    """The answers of one round. An older configuration counts only if nobody has a newer one."""
+
+    epoch: int
+    best: Answer | None = None
+    error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.best is not None and self.best.epoch >= self.epoch
+
+    def answered(self, answer: Answer) -> None:
+        if answer.master is not None and (self.best is None or answer.epoch > self.best.epoch):
+            self.best = answer
+
+    def failed(self, error: Exception) -> None:
+        # A Sentinel that does not watch this master says so by an error.
+        if "No such master" not in str(error):
+            self.error = error
+
+
 def sentinel_search(service: str) -> Search:
-    """The reply is [host, port], or nothing if this Sentinel watches no such master."""
+    """The reply is [name, value, name, value…] about the master."""
 
     def read(reply: Any, server: Address) -> Answer:
-        return Answer(Address(reply[0], int(reply[1])) if reply else None)
+        facts = dict(zip(reply[::2], reply[1::2], strict=True))
+        master = Address(facts["ip"], int(facts["port"]))
+        return Answer(master, epoch=int(facts["config-epoch"]))
 
-    question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    question = ("SENTINEL", "MASTER", service)
     return Search(question, read, "no Sentinel knows a master of this name")
 
 
@@ -142,7 +179,7 @@ def cluster_search(slot: int) -> Search:
         nodes = (node for row in reply for node in row[2:])
         return Answer(
             next(_node_addresses(masters, server), None),
-            tuple(dict.fromkeys(_node_addresses(nodes, server))),
+            peers=tuple(dict.fromkeys(_node_addresses(nodes, server))),
         )
 
     return Search(("CLUSTER", "SLOTS"), read, "no node knows the master of the slot")

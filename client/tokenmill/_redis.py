@@ -102,6 +102,13 @@ def aconnect(
     return client
 
 
+def share_locator(*clients: redis.asyncio.Redis) -> None:
+    """Let clients of one partition go to a new master together; before their first command."""
+    first, *others = (client.connection_pool.connection_kwargs for client in clients)
+    for kwargs in others:
+        kwargs["locator"] = first.get("locator")
+
+
 def is_cluster(url: str | None = None) -> bool:
     """Whether the pools behind `url` are spread over the nodes of a cluster."""
     return RedisUrl.parse(redis_url(url)).topology == "cluster"

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from tokenmill import Client
-from tokenmill._redis import RedisOptions
 from tokenmill._url import has_password
 from tokenmill.keys import Keyspace
 
@@ -24,11 +23,6 @@ class Connection:
     namespace: str = "tokenmill"
     pool: str = "default"
     insecure_redis: bool = False
-
-    @property
-    def redis_options(self) -> RedisOptions:
-        """For commands that talk to Redis themselves."""
-        return RedisOptions(insecure=self.insecure_redis or None)
 
     @property
     def keys(self) -> Keyspace:

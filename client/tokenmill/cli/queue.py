@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tokenmill._redis import connect, redis_url
-from tokenmill._redis_errors import translated
-
 from .connection import Connection, connection_options, pass_connection
+from .partitions import partitions
 from .snapshot import QueueSnapshot, read_snapshot
 from .tables import age, table
 
@@ -37,9 +34,8 @@ Examples:
 @pass_connection
 def queue_command(connection: Connection, /, as_json: bool) -> None:
     """Show depth by class, tenants and workers."""
-    url = redis_url(connection.redis_url)
-    with translated(url), closing(connect(url, connection.redis_options)) as client:
-        snapshot = read_snapshot(client, connection.keys)
+    with partitions(connection) as homes:
+        snapshot = read_snapshot(homes)
     if as_json:
         click.echo(json.dumps({**asdict(snapshot), "oldest_s": snapshot.oldest_s}))
         return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 from redis.exceptions import ResponseError
 
+from tokenmill._link import Home
 from tokenmill.keys import GROUP, PRIORITIES, TENANT_COUNTER_PREFIX, Keyspace
 
 #: Ready class → the name people use.
@@ -28,6 +30,17 @@ class ClassDepth:
     ready: int
     held: int
     oldest_s: float | None
+
+    @classmethod
+    def sum_of(cls, same: Sequence[ClassDepth]) -> ClassDepth:
+        """Of one class in several partitions."""
+        ages = [depth.oldest_s for depth in same if depth.oldest_s is not None]
+        return cls(
+            same[0].name,
+            ready=sum(depth.ready for depth in same),
+            held=sum(depth.held for depth in same),
+            oldest_s=max(ages, default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +61,33 @@ class QueueSnapshot:
             (depth.oldest_s for depth in self.classes if depth.oldest_s is not None), default=None
         )
 
+    @classmethod
+    def sum_of(cls, parts: Sequence[QueueSnapshot]) -> QueueSnapshot:
+        """Of all partitions of a pool; a worker that serves several of them counts once."""
+        tenants: Counter[str] = Counter()
+        for part in parts:
+            tenants.update(part.tenants)
+        workers = {card["id"]: card for part in parts for card in part.workers}
+        return cls(
+            queued=sum(part.queued for part in parts),
+            leased=sum(part.leased for part in parts),
+            delayed=sum(part.delayed for part in parts),
+            dead_letters=sum(part.dead_letters for part in parts),
+            classes=tuple(
+                ClassDepth.sum_of(same)
+                for same in zip(*(part.classes for part in parts), strict=True)
+            ),
+            tenants=dict(tenants),
+            workers=tuple(workers[name] for name in sorted(workers)),
+        )
 
-def read_snapshot(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
+
+def read_snapshot(homes: Sequence[Home]) -> QueueSnapshot:
+    """Of all partitions of a pool."""
+    return QueueSnapshot.sum_of([_read_partition(home.redis, home.keys) for home in homes])
+
+
+def _read_partition(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
     counters: dict[str, str] = _text(client.hgetall(keys.counters))
     tenants = {
         field.removeprefix(TENANT_COUNTER_PREFIX): int(count)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from types import TracebackType
 from typing import Final, Self
 
 import click
 
-from tokenmill._redis import connect
-from tokenmill._redis_errors import REDIS_ERRORS
+from tokenmill.errors import TokenmillError
 
 from .connection import Connection
+from .partitions import partitions
 from .snapshot import read_worker_cards
 
 #: Patience before the first look, and between two looks.
@@ -65,7 +64,7 @@ class WaitingNotice:
         while not self._stopped.wait(self._every_s):
             try:
                 reason = self._reason()
-            except REDIS_ERRORS:  # the request itself meets and reports them
+            except TokenmillError:  # the request itself meets and reports them
                 continue
             self.looks += 1
             if reason and not self._stopped.is_set():
@@ -74,10 +73,13 @@ class WaitingNotice:
 
     def _reason(self) -> str | None:
         """Why nobody serves this pool; None if somebody does."""
-        connection = self._connection
-        with closing(connect(connection.redis_url, connection.redis_options)) as client:
-            states = [card.get("state") for card in read_worker_cards(client, connection.keys)]
-        pool = connection.pool
+        with partitions(self._connection) as homes:
+            states = [
+                card.get("state")
+                for home in homes
+                for card in read_worker_cards(home.redis, home.keys)
+            ]
+        pool = self._connection.pool
         if "ready" in states:
             return None
         if "loading" in states:
