@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from tokenmill import SamplingParams, __version__
+from tokenmill._requests import RequestOptions
 from tokenmill.cli import app
 from tokenmill.cli.app import COMMANDS, tokenmill
-from tokenmill.cli.options import given, sampling_options
+from tokenmill.cli.options import given, request_options, sampling_options
 
 COMMANDS_OF_THE_CLIENT = [
     "generate", "chat", "submit", "stream", "status", "explain", "result", "cancel", "queue",
@@ -198,3 +200,50 @@ def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
 
 def test_commands_are_listed_once() -> None:
     assert list(COMMANDS) == COMMANDS_OF_THE_CLIENT
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("+90", timedelta(seconds=90)),
+        ("+0.5", timedelta(seconds=0.5)),
+        ("2030-01-31T08:00Z", datetime(2030, 1, 31, 8, tzinfo=UTC)),
+        ("2030-01-31T08:00:30+02:00", datetime(2030, 1, 31, 6, 0, 30, tzinfo=UTC)),
+    ],
+)
+def test_a_request_may_be_for_later(text: str, moment: object) -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @request_options
+    def command(**options: object) -> None:
+        seen.update(given(options))
+
+    CliRunner().invoke(command, ["--not-before", text], catch_exceptions=False)
+
+    assert seen == {"not_before": moment}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("tomorrow", "ISO 8601"),
+        ("+x", "ISO 8601"),
+        ("2030-01-31T08:00", "time zone"),
+        ("+1e99", "ISO"),
+    ],
+)
+def test_an_unclear_moment_is_refused(text: str, hint: str) -> None:
+    done = run("submit", "hello", "--not-before", text)
+
+    assert done.exit_code == 2
+    assert hint in done.output
+
+
+def test_every_request_option_has_its_flag() -> None:
+    @click.command()
+    @request_options
+    def command(**_options: object) -> None: ...
+
+    names = {parameter.name for parameter in command.params}
+    assert names == set(RequestOptions.__annotations__) | {"model"}

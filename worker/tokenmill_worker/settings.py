@@ -100,7 +100,9 @@ class Settings(QueueSettings):
     max_strikes: int = Field(
         3, ge=1, le=100, description="Workers lost on a request without a token before it is dead."
     )
-    max_attempts: int = Field(20, ge=1, le=1000, description="Leases of one request, at most.")
+    max_attempts: int = Field(
+        20, ge=1, le=1000, description="Leases of one request, at most; hand-overs do not count."
+    )
     max_retries: int = Field(
         2, ge=0, le=100, description="How often a request is retried after an error it may not own."
     )
@@ -110,6 +112,12 @@ class Settings(QueueSettings):
         ge=1,
         le=limits.MAX_DEADLINE_S,
         description="How long an ended request and its tokens can be read.",
+    )
+    dead_letter_body_s: float = Field(
+        86_400,
+        ge=0,
+        le=30 * 86_400,
+        description="How long a dead request's body is kept to queue it again; 0: not at all.",
     )
     default_deadline_s: float = Field(
         limits.DEFAULT_DEADLINE_S,

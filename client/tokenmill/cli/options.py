@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import click
@@ -36,6 +37,27 @@ REPEATABLE: Final[tuple[tuple[str, Any, str], ...]] = (
     ("bad_words", str, "Never generate this."),
     ("allowed_token_ids", int, "Generate only tokens that were named so."),
 )
+
+
+class Moment(click.ParamType[datetime | timedelta]):
+    """`+SECONDS` from now, or a date and time with its zone."""
+
+    name = "moment"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | timedelta:
+        try:
+            if str(value).startswith("+"):
+                return timedelta(seconds=float(value))
+            moment = datetime.fromisoformat(str(value))
+        except (ValueError, OverflowError):
+            self.fail("use +SECONDS, or ISO 8601 as in 2030-01-31T08:00Z", param, ctx)
+        if moment.tzinfo is None:
+            self.fail("has no time zone; append Z for UTC, or an offset as in +02:00", param, ctx)
+        return moment
+
+
 #: How the request is queued and who may serve it.
 REQUEST: Final[tuple[tuple[str, Any, str], ...]] = (
     ("--model", str, "Refuse to be served by a worker of another model."),
@@ -43,6 +65,9 @@ REQUEST: Final[tuple[tuple[str, Any, str], ...]] = (
     ("--priority", click.Choice(list(PRIORITIES)), "Class of service."),
     ("--tenant", str, "On whose behalf: tenants share the queue fairly."),
     ("--deadline-s", float, "Give up after so many seconds."),
+    ("--queue-deadline-s", float, "Give up if no worker has taken it by then."),
+    ("--first-token-deadline-s", float, "Give up if there is no token by then."),
+    ("--not-before", Moment(), "Serve it then or later: 2030-01-31T08:00Z, or +90 for seconds."),
 )
 
 
