@@ -22,7 +22,7 @@ from .step_limits import StepLimits
 #: So many requests that do not fit are looked behind, at most: each costs a look at the cache.
 _LOOKAHEAD = 8
 #: So many waiting requests are reported, at most.
-_REPORTED = 32
+_REPORTED = 16
 
 
 class Admission:
