@@ -129,6 +129,13 @@ class Settings(QueueSettings):
         limits.MAX_QUEUED, ge=1, description="Plain XADD requests beyond this many are dropped."
     )
 
+    max_running_per_tenant: int = Field(
+        0,
+        ge=0,
+        description="Requests of one tenant that run at a time in the pool (in each partition), "
+        "times its weight; 0: no cap. Less than there are places keeps some free for others.",
+    )
+
     # ---- publishing ----
     flush_ms: int = Field(
         0, ge=0, le=10_000, description="Least time between two writes; more makes bigger events."

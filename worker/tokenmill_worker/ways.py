@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from redis.asyncio import Redis
 
-from tokenmill._redis import aconnect, is_cluster
+from tokenmill._redis import aconnect, is_cluster, share_locator
 from tokenmill._redis_errors import REDIS_ERRORS, translate
 from tokenmill._server_check import acheck_server
 from tokenmill.calls import QueueCalls, QueuePolicy
@@ -126,6 +126,7 @@ class Ways:
             publish=self._connect(keys.slot),
             control=self._connect(keys.slot, for_control=True),
         )
+        share_locator(connections.fetch, connections.publish, connections.control)
         return Way(QueueCalls(keys, _policy(self._settings, self._is_cluster)), connections)
 
     def _connect(self, slot: int, *, for_control: bool = False) -> Redis:
@@ -145,6 +146,7 @@ def _policy(settings: Settings, in_cluster: bool) -> QueuePolicy:
         retention_ms=int(settings.retention_s * 1000),
         dead_letter_body_ms=int(settings.dead_letter_body_s * 1000),
         max_queued=settings.max_queued,
+        max_running_per_tenant=settings.max_running_per_tenant,
         lease_ms=settings.lease_ms,
         max_strikes=settings.max_strikes,
         max_attempts=settings.max_attempts,
