@@ -119,4 +119,6 @@ def _place(around: Surroundings) -> str:
 def _workforce(around: Surroundings) -> str:
     if not around.workers:
         return "no worker of this pool is alive: start one"
-    return f"{len(around.workers)} workers run {around.running} requests"
+    count = len(around.workers)
+    workers = "1 worker runs" if count == 1 else f"{count} workers run"
+    return f"{workers} {around.running} requests"

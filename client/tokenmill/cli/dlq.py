@@ -118,7 +118,7 @@ def show_command(
 
 
 @dlq_command.command("requeue", epilog="\b\nExample:\n  tokenmill dlq requeue 01JD… 01JE…")
-@click.argument("request_ids", metavar="ID...", nargs=-1)
+@click.argument("request_ids", metavar="[ID...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @connection_options()
 @pass_connection
@@ -145,7 +145,7 @@ Examples:
   tokenmill dlq purge 01JD…
   tokenmill dlq purge --all --yes""",
 )
-@click.argument("request_ids", metavar="ID...", nargs=-1)
+@click.argument("request_ids", metavar="[ID...]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @connection_options()
