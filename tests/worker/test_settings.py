@@ -12,6 +12,7 @@ from tokenmill_engine.config import EngineConfig
 from tokenmill_worker.commands.worker import worker
 from tokenmill_worker.errors import SettingsError
 from tokenmill_worker.settings import Settings, load_settings
+from tokenmill_worker.ways import _policy
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +178,10 @@ def test_settings_can_be_written_as_json_without_secrets() -> None:
     settings = load_settings({"redis_url": "redis://u:canary@h/0"})
 
     assert "canary" not in json.dumps(settings.model_dump(mode="json"))
+
+
+def test_the_cap_on_a_tenant_is_the_workers_to_say() -> None:
+    """What `tick` notes in Redis for everybody."""
+    settings = load_settings({"max_running_per_tenant": "3"})
+
+    assert _policy(settings, in_cluster=False).max_running_per_tenant == 3
