@@ -354,6 +354,7 @@ class Cluster:
         return (
             "--port", str(port), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
             "--cluster-port", str(bus_port), "--cluster-node-timeout", "2000",
+            "--cluster-require-full-coverage", "no",
             "--appendonly", "yes",
         )  # fmt: skip
 

@@ -68,6 +68,10 @@ class Transcript:
     events: list[Event] = field(default_factory=list)
 
     @property
+    def is_complete(self) -> bool:
+        return any(isinstance(event, EndEvent) for event in list(self.events))
+
+    @property
     def num_rewinds(self) -> int:
         return sum(isinstance(event, RewindEvent) for event in self.events)
 
@@ -127,4 +131,5 @@ class Readers:
             max_tokens=transcript.num_tokens,
             seed=SEED,
         ) as stream:
-            transcript.events.extend(stream.events())
+            for event in stream.events():
+                transcript.events.append(event)

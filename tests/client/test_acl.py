@@ -54,7 +54,10 @@ class Roles:
         return self.server.client(username=role, password=password_of(role))
 
 
-@pytest.fixture(scope="module", params=sorted(FILES))
+@pytest.fixture(
+    scope="module",
+    params=["valkey-9", "redis-6.2", pytest.param("redis-7.0", marks=pytest.mark.slow)],
+)
 def roles(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Roles]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import ResponseError
@@ -15,7 +16,6 @@ from redis.exceptions import ResponseError
 from support_queue import POLICY, Queue
 from support_redis import unique_keyspace
 from support_servers import (
-    BINARIES,
     MASTER_NAME,
     Cluster,
     SentinelSetup,
@@ -77,7 +77,12 @@ def check_every_call(client: Client) -> None:
 # ---- single servers ----
 
 
-@pytest.fixture(scope="module", params=sorted(BINARIES))
+def one_quick(quick: str, *others: str) -> list[Any]:
+    """Parameters of which all but the first run in `make test-all` only."""
+    return [quick, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+
+
+@pytest.fixture(scope="module", params=one_quick("valkey-9", "redis-7.0", "redis-6.2"))
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with single(request.param, "--appendonly", "yes") as server:
         yield server
@@ -200,7 +205,7 @@ def test_ids_spread_over_the_partitions() -> None:
 # ---- Sentinel ----
 
 
-@pytest.mark.parametrize("release", ["redis-7.0", pytest.param("valkey-9", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("release", one_quick("redis-7.0", "valkey-9"))
 def test_a_failover_ends_every_stream_exactly_once(release: str, tmp_path: Path) -> None:
     pool = unique_pool()
     with (
@@ -251,7 +256,7 @@ def test_a_master_that_lives_on_after_its_time_is_left(tmp_path: Path) -> None:
 # ---- cluster ----
 
 
-@pytest.fixture(scope="module", params=["valkey-9", "redis-7.0"])
+@pytest.fixture(scope="module", params=one_quick("valkey-9", "redis-7.0"))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param) as cluster:
         yield cluster
@@ -288,7 +293,7 @@ def test_a_cluster_of_three_masters(cluster: Cluster, tmp_path: Path) -> None:
         readers = Readers(client)
         readers.read(ids("r", 18), num_tokens=40)
         eventually(lambda: readers.num_tokens > 18)
-        assert sharded_subscribers(cluster, pool) == [1, 1, 1]
+        eventually(lambda: sharded_subscribers(cluster, pool) == [1, 1, 1])
         readers.finish()
         assert client._link._partitions.listeners()[0]._sharded
         check_every_call(client)
@@ -305,6 +310,7 @@ MOVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", MOVES)
 def test_a_slot_moves_while_streams_run(how: str, tmp_path: Path) -> None:
     move, release = MOVES[how]
@@ -330,6 +336,26 @@ def test_a_slot_moves_while_streams_run(how: str, tmp_path: Path) -> None:
         with closing(target.client()) as redis:
             counters = redis.hgetall(moved.counters)
         assert {int(count) for count in counters.values()} <= {0}
+
+
+@pytest.mark.slow
+def test_a_node_that_is_away_stops_only_its_own_partition(tmp_path: Path) -> None:
+    with Cluster("valkey-9") as cluster, ExitStack() as stack:
+        pool = spread_pool(cluster)
+        workers = stack.enter_context(workers_of(cluster.url, pool, tmp_path))
+        client = stack.enter_context(Client(cluster.url, pool=pool, retry_for_s=60))
+        workers.start("one", step_s=0.02, partitions=PARTITIONS)
+        readers = Readers(client)
+        readers.read(ids("r", 18), num_tokens=120)
+        eventually(lambda: readers.num_tokens > 18 * 20)
+        doomed = Keyspace(pool=pool, partition=1)
+        node = cluster.nodes[cluster.number_of(doomed.slot)]
+        node.kill()
+        elsewhere = [t for t in readers.transcripts if partition_of(t.request_id, PARTITIONS) != 1]
+        eventually(lambda: all(t.is_complete for t in elsewhere))
+        node.start()
+        readers.finish()
+        assert workers.processes[0].terminate() == 0
 
 
 def test_a_script_is_refused_before_it_writes_while_its_slot_moves(cluster: Cluster) -> None:
