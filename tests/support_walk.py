@@ -83,7 +83,7 @@ class Walk:
         if seed % WITHOUT_BODIES == 0:
             self.policy = dataclasses.replace(self.policy, dead_letter_body_ms=0)
         if seed % WITH_CAP == 0:
-            self.policy = dataclasses.replace(self.policy, max_running_per_tenant=4)
+            self.policy = dataclasses.replace(self.policy, max_running_per_tenant=2)
         self.calls = QueueCalls(keys, self.policy)
         self.random = random.Random(seed)
         self.script_of = script_of

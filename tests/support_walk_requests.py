@@ -20,14 +20,15 @@ def enqueue_for_later(walk: Walk) -> None:
 
 
 def crowd(walk: Walk) -> None:
-    """A tenant fills a window that is wide today; perhaps it is narrow before it has emptied."""
+    """A tenant fills its window; then that becomes wider, or narrower before it has emptied."""
     tenant, priority_class = walk.random.choice("ab"), walk.random.choice("012")
-    walk.call(walk.calls.set_weight(tenant, 2))
+    weight, later = walk.random.choice([(2, 1), (1, 2), (1, 3)])
+    walk.call(walk.calls.set_weight(tenant, weight))
     for _ in range(5):
         _enqueue(walk, tenant=tenant, priority_class=priority_class)
     walk.check()
-    if walk.random.random() < 0.5:
-        walk.call(walk.calls.set_weight(tenant, 1))
+    if walk.random.random() < 0.7:
+        walk.call(walk.calls.set_weight(tenant, later))
         walk.check()
         walk.lease(WORKERS[0], walk.read_and_admit(WORKERS[0], 2, priority_class))
 
