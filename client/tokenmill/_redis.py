@@ -105,8 +105,9 @@ def aconnect(
 def share_locator(*clients: redis.asyncio.Redis) -> None:
     """Let clients of one partition go to a new master together; before their first command."""
     first, *others = (client.connection_pool.connection_kwargs for client in clients)
-    for kwargs in others:
-        kwargs["locator"] = first.get("locator")
+    if "locator" in first:  # a socket's connection does not know the word
+        for kwargs in others:
+            kwargs["locator"] = first["locator"]
 
 
 def is_cluster(url: str | None = None) -> bool:
