@@ -23,6 +23,8 @@ class SchedulerConfig:
     policy: SchedulingPolicy = "fcfs"
     #: How many later requests may start before one for which there are no blocks yet.
     max_overtakes: int = 8
+    #: Steps with decoding requests should take this long at most; prompt chunks are sized for it.
+    itl_target_ms: float | None = None
     #: LongRoPE changes its frequencies when a request grows past this many tokens: everything
     #: cached until then must be computed again (None: the model has no such switch).
     rope_switch_tokens: int | None = None
@@ -31,6 +33,7 @@ class SchedulerConfig:
         for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             _at_least(field, getattr(self, field), 1)
         _at_least("max_overtakes", self.max_overtakes, 0)
+        _above_zero("itl_target_ms", self.itl_target_ms)
         _one_of("scheduling_policy", self.policy, get_args(SchedulingPolicy))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
@@ -59,6 +62,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
+    itl_target_ms: float | None = None  # ours: inter-token latency that prompts must not exceed
     seed: int = 0
     trust_remote_code: bool = False
     enforce_eager: bool = False
@@ -85,6 +89,7 @@ class EngineConfig:
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError("seed", "must be between 0 and 2**63 - 1")
+        _above_zero("itl_target_ms", self.itl_target_ms)
         _one_of("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
         _one_of("kernels", self.kernels, get_args(Kernels))
 
@@ -94,6 +99,11 @@ def _at_least(field: str, value: int | None, minimum: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(field, f"must be a whole number of at least {minimum}")
+
+
+def _above_zero(field: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(field, "must be a number above 0")
 
 
 def _one_of(field: str, value: str, choices: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from .config import EngineConfig, SchedulerConfig
@@ -85,6 +86,7 @@ class LLMEngine:
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_model_len=facts.max_model_len,
             policy=config.scheduling_policy,
+            itl_target_ms=config.itl_target_ms,
             rope_switch_tokens=facts.rope_switch_tokens,
         )
         defaults = GenerationDefaults.from_model(
@@ -176,7 +178,15 @@ class LLMEngine:
         return outputs
 
     def _compute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        return self.runner.execute(plan, self._sampler)
+        began_s = time.monotonic()
+        output = self.runner.execute(plan, self._sampler)
+        num_decodes = sum(item.num_tokens == 1 for item in plan.scheduled)
+        self.scheduler.pacer.observe(
+            num_decodes=num_decodes,
+            num_chunk_tokens=plan.num_batched_tokens - num_decodes,
+            seconds=time.monotonic() - began_s,
+        )
+        return output
 
     def _book(self, result: StepResult) -> list[RequestOutput]:
         sampling = (item.request.request_id for item in result.plan.sampling)

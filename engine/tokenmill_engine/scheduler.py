@@ -14,6 +14,7 @@ from .config import SchedulerConfig
 from .errors import DuplicateRequest
 from .kv_cache_manager import KVCacheManager
 from .outputs import EngineStats, ModelRunnerOutput, SchedulerOutput
+from .pacing import ChunkPacer
 from .policy import make_policy
 from .preemption import Preemption
 from .request import FinishReason, Request, RequestStatus
@@ -36,6 +37,7 @@ class Scheduler:
         self.config = config
         self.stats = SchedulerStats()
         self.limits = StepLimits(config)
+        self.pacer = ChunkPacer(config.itl_target_ms, config.max_num_batched_tokens)
         self.kv = kv
         self._policy = make_policy(config.policy)
         self._preemption = Preemption(self._policy, kv)
@@ -89,10 +91,17 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plans one step: running requests first, then waiting ones into what the budget leaves."""
-        step = StepBuilder(self.limits.num_tokens)
-        self._schedule_running(step)
+        decodes, chunks = self._decodes_and_chunks()
+        step = StepBuilder(self._budget(len(decodes)))
+        self._schedule_running(decodes + chunks, step)
         self._admission.fill(step)
         return step.build()
+
+    def _budget(self, num_decodes: int) -> int:
+        chunk_tokens = self.pacer.chunk_tokens
+        if chunk_tokens is None or not num_decodes:
+            return self.limits.num_tokens
+        return min(self.limits.num_tokens, num_decodes + chunk_tokens)
 
     def relieve(self, output: SchedulerOutput) -> bool:
         """After `output` ran out of memory: preempts half of the running, and halves the limits.
@@ -109,12 +118,12 @@ class Scheduler:
             self.stats.preemptions_total += 1
         return True
 
-    def _schedule_running(self, step: StepBuilder) -> None:
-        """Decodes, then prompt chunks in the policy's order; each may preempt others for blocks.
+    def _schedule_running(self, running: list[Request], step: StepBuilder) -> None:
+        """Decodes, then prompt chunks; each may preempt others for blocks.
 
         No more requests run than a step has rows, which leaves one for the first prompt chunk.
         """
-        for request in self._decodes_then_chunks():
+        for request in running:
             if step.budget == 0:
                 break
             if request.status is not RequestStatus.RUNNING:
@@ -122,14 +131,15 @@ class Scheduler:
             if self._make_room(request, step):
                 step.add(request)
 
-    def _decodes_then_chunks(self) -> list[Request]:
+    def _decodes_and_chunks(self) -> tuple[list[Request], list[Request]]:
+        """The running requests; prompt chunks in the policy's order."""
         decodes: list[Request] = []
         chunks: list[Request] = []
         for request in self._book.running.values():
             lacks_one = request.num_tokens - request.num_computed_tokens == 1
             (decodes if lacks_one else chunks).append(request)
         chunks.sort(key=self._policy.rank)
-        return decodes + chunks
+        return decodes, chunks
 
     def _make_room(self, request: Request, step: StepBuilder) -> bool:
         """Gets blocks for all known tokens, by preemption if need be; False if it hit itself."""

@@ -63,6 +63,28 @@ def test_decodes_come_first_then_running_prompts_then_new_ones() -> None:
     assert rows(driver.steps[-1]) == [("a", 5, 1), ("b", 11, 9), ("c", 0, 2)]
 
 
+def test_a_slow_step_makes_prompt_chunks_smaller_while_others_decode() -> None:
+    driver = Driver(
+        make(
+            num_blocks=300,
+            max_num_batched_tokens=256,
+            max_num_seqs=4,
+            max_model_len=1000,
+            itl_target_ms=100,
+        )
+    )
+    scheduler = driver.scheduler
+    driver.add(make_request("a", 4, **ENDLESS))
+    driver.step()
+    scheduler.pacer.observe(num_decodes=1, num_chunk_tokens=256, seconds=0.16)
+    driver.add(make_request("b", 400, **ENDLESS))
+    driver.step()
+    assert rows(driver.steps[-1]) == [("a", 4, 1), ("b", 0, 160)]  # 256 * 100 ms / 160 ms
+    scheduler.abort("a")
+    driver.step()
+    assert rows(driver.steps[-1]) == [("b", 160, 240)]  # nobody is kept waiting
+
+
 def test_a_full_house_admits_nobody() -> None:
     driver = Driver(make(max_num_seqs=2))
     driver.add(*(make_request(f"r{i}", 3, **ENDLESS) for i in range(3)))

@@ -178,6 +178,9 @@ class Settings(QueueSettings):
     enable_prefix_caching: bool = Field(True, description="Share the cache of equal prefixes.")
     enable_chunked_prefill: bool = Field(True, description="Long prompts in several steps.")
     scheduling_policy: SchedulingPolicy = Field("fcfs", description="Order of admission.")
+    itl_target_ms: float | None = Field(
+        None, gt=0, description="Make prompt chunks so small that others get tokens this often."
+    )
     seed: int = Field(0, ge=0, le=limits.MAX_SEED, description="Seed of the engine itself.")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model. Read it first."
