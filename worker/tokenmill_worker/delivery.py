@@ -240,6 +240,10 @@ class DeliveriesOfLanes:
             lane.write_soon()
 
 
+#: Of a worker: with one lane, those of that lane.
+AllDeliveries = Deliveries | DeliveriesOfLanes
+
+
 def _runs(outputs: Sequence[RequestOutput]) -> Iterator[list[RequestOutput]]:
     run: list[RequestOutput] = []
     size = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tokenmill_engine.outputs import EngineStats, RequestOutput
 
 from .conversion import book, failure, refusal
-from .delivery import Deliveries, DeliveriesOfLanes, Delivery, Ending
+from .delivery import AllDeliveries, Delivery, Ending
 from .engine_thread import EngineThread, Refused, Stepped
 from .errors import describe
 from .logs import fields
@@ -25,7 +25,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        deliveries: Deliveries | DeliveriesOfLanes,
+        deliveries: AllDeliveries,
         engine: EngineThread,
         metrics: Metrics,
         *,

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from tokenmill_engine.outputs import EngineStats
 
 from .credit import Credit, HeldSize
-from .delivery import DeliveriesOfLanes, Delivery
+from .delivery import AllDeliveries, Delivery
 
 
 class Room:
     """Answers anew at every question; `stats` are the engine's after its latest step."""
 
     def __init__(
-        self, max_num_seqs: int, deliveries: DeliveriesOfLanes, stats: Callable[[], EngineStats]
+        self, max_num_seqs: int, deliveries: AllDeliveries, stats: Callable[[], EngineStats]
     ) -> None:
         self._max_num_seqs = max_num_seqs
         self._credit = Credit(max_num_seqs)

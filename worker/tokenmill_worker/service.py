@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from .delivery import Deliveries, DeliveriesOfLanes
+from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes
 from .dispatcher import Dispatcher
 from .engine_port import Engine
 from .engine_thread import EngineThread
@@ -56,7 +56,9 @@ class Service:
         self.metrics = Metrics(identity.model_names[0], engine.max_model_len)
         changed = asyncio.Event()
         held = {way.calls.keys.partition: Deliveries(changed) for way in ways}
-        self.deliveries = DeliveriesOfLanes(held, changed)
+        self.deliveries: AllDeliveries = (
+            next(iter(held.values())) if len(held) == 1 else DeliveriesOfLanes(held, changed)
+        )
         self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
         self._dispatcher = Dispatcher(
             self.deliveries, engine_thread, self.metrics, on_done=self._room.learn
