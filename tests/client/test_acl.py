@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from redis import exceptions
 
 from support_redis import unique_keyspace
-from support_servers import Server, single
+from support_servers import Cluster, Server, single
+from support_topologies import Readers, workers_of
 from support_worker_process import Pool, eventually, pool_of_workers
 from tokenmill import Client, ConfigurationError, RequestCancelled
 from tokenmill.cli.app import tokenmill
@@ -315,3 +316,30 @@ def test_the_hardened_profile_runs_loaded_scripts_only(tmp_path: Path) -> None:
                 for name in SCRIPT_NAMES:
                     admin.script_load(load_script(name).source)
             assert client.cancel(client.submit("x").id)
+
+
+@pytest.mark.slow
+def test_the_roles_in_a_cluster(tmp_path: Path) -> None:
+    keys = Keyspace(pool=unique_keyspace().namespace)
+    with Cluster("redis-7.0") as cluster:
+        for node in cluster.nodes:
+            with closing(node.client()) as admin:
+                for role in ("worker", "producer"):
+                    (line,) = re.findall(
+                        rf"^user {role} (.*)$", (DEPLOY / "users.acl").read_text(), re.M
+                    )
+                    rules = (*line.split(), f">{password_of(role)}")
+                    admin.execute_command("ACL", "SETUSER", role, *rules)
+        urls = {
+            role: cluster.url.replace("://", f"://{role}:{password_of(role)}@")
+            for role in ("worker", "producer")
+        }
+        with (
+            workers_of(urls["worker"], keys.pool, tmp_path) as workers,
+            Client(urls["producer"], pool=keys.pool) as client,
+        ):
+            workers.start("one", partitions=3)
+            readers = Readers(client)
+            readers.read([f"r-{number}" for number in range(9)], num_tokens=20)
+            readers.finish()
+            assert workers.processes[0].terminate() == 0

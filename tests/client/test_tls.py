@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from support_redis import unique_keyspace
 from support_sdk import IDS, TEXT
-from support_servers import Certificates, Server, single, tls_server
+from support_servers import (
+    NUM_SLOTS,
+    Certificates,
+    Server,
+    free_ports,
+    single,
+    tls_server,
+    until,
+)
 from tokenmill import AsyncClient, Client, ConfigurationError, QueueUnavailable
 from tokenmill._redis import CA_FILE_VARIABLE, RedisOptions, aconnect, connect
 from tokenmill._redis_errors import RetryPolicy, aretry, retry
@@ -168,3 +177,21 @@ def test_verification_is_on_by_default_and_sync_and_async_agree(url: str) -> Non
     connections = [pool.connection_class(**pool.connection_kwargs) for pool in (sync, other)]
     assert [connection.cert_reqs for connection in connections] == [ssl.CERT_REQUIRED] * 2
     assert [connection.check_hostname for connection in connections] == [True] * 2
+
+
+@both
+def test_a_cluster_over_tls_is_asked_and_used_with_verification(
+    certificates: Certificates, ping: Callable[..., None]
+) -> None:
+    """One node with all slots, which answers with the address of its TLS port."""
+    arguments = (
+        "--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-port", str(free_ports(1)[0])
+    )  # fmt: skip
+    with tls_server(certificates, *arguments) as node:
+        with closing(node.client()) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, NUM_SLOTS - 1)
+            until(lambda: client.set("k", "v"))
+        url = f"rediss+cluster://127.0.0.1:{node.port}"
+        ping(f"{url}?ssl_ca_certs={certificates.ca}")
+        error = refusal(ping, f"{url}?ssl_ca_certs={certificates.other_ca}")
+        assert "not trusted" in str(error)
