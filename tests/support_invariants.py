@@ -174,7 +174,9 @@ def check_lag_is_known(snapshot: Snapshot) -> None:
     next id after a deleted one, where Redis cannot be told."""
     for name, stream in snapshot.ready.items():
         if stream.lag == LOST_COUNT:
-            first = min(map(entry_order, stream.entries.keys() - stream.pending.keys()))
+            waiting = stream.entries.keys() - stream.pending.keys()
+            assert waiting, f"lag of {name} is unknown, though nothing waits"
+            first = min(map(entry_order, waiting))
             ms, seq = entry_order(stream.last_delivered)
             assert first == (ms, seq + 1), f"lag of {name} is unknown"
             assert stream.last_delivered not in stream.entries, f"lag of {name} is unknown"
