@@ -157,6 +157,26 @@ def test_no_lane_takes_more_than_the_worker_has_room_for(server: Server, tmp_pat
         assert 1 <= most_leased <= 2
 
 
+def test_a_drain_hands_over_every_lane(server: Server, tmp_path: Path) -> None:
+    pool = unique_pool()
+    with (
+        workers_of(server.url, pool, tmp_path) as workers,
+        Client(server.url, pool=pool) as client,
+    ):
+        first = workers.start("first", step_s=0.02, partitions=PARTITIONS)
+        readers = Readers(client)
+        request_ids = ids("r", 12)
+        readers.read(request_ids, num_tokens=100)
+        eventually(lambda: readers.num_tokens > 12 * 10)
+        workers.start("second", step_s=0.02)
+        assert first.terminate() == 0
+        readers.finish()
+        ends = {partition_of(name, PARTITIONS): client.status(name) for name in request_ids}
+        assert ends.keys() == set(range(PARTITIONS))
+        assert all((status.worker or "").startswith("second") for status in ends.values())
+        assert [transcript.num_rewinds for transcript in readers.transcripts] == [0] * 12
+
+
 async def test_a_pool_is_divided_once(server: Server) -> None:
     keys, in_use = Keyspace(pool=unique_pool()), Keyspace(pool=unique_pool())
     with Client(server.url, pool=in_use.pool) as client:
