@@ -1,4 +1,4 @@
-"""Who enters the running batch: in the policy's order, past a request that does not fit so often.
+"""Who enters the running batch: the policy's order, with bounded overtaking of what does not fit.
 
 When there are no blocks for the first of the queue, later ones that do fit may pass it, so that one
 big request does not stop many small ones. Each request lets at most `max_overtakes` admissions pass
