@@ -80,6 +80,8 @@ class RedisUrl:
         service, database = _path(topology, parts.path)
         extra = SENTINEL_OPTIONS if topology == "sentinel" else frozenset()
         _check_options(options, URL_OPTIONS | extra)
+        if topology == "cluster" and {database.strip("/"), options.get("db", "")} - {"", "0"}:
+            raise ConfigurationError("Redis URL: a cluster has database 0 only")
         if topology == "single":
             if len(servers) > 1:
                 raise ConfigurationError(
@@ -130,9 +132,13 @@ def is_private(host: str) -> bool:
     """Whether a host's name or address lies on this machine or on a private network."""
     host = host.rstrip(".").lower()
     try:
-        return not ipaddress.ip_address(host.partition("%")[0]).is_global
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return "." not in host or host.endswith(PRIVATE_DOMAINS)
+        is_name = not re.fullmatch(r"0x[0-9a-f]+|\d+", host)  # resolvers take a number, too
+        return (is_name and "." not in host) or host.endswith(PRIVATE_DOMAINS)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return not address.is_global
 
 
 def has_password(url: str) -> bool:
@@ -181,8 +187,6 @@ def _path(topology: Topology, path: str) -> tuple[str, str]:
             )
     if not re.fullmatch(r"/?\d*", path):
         raise ConfigurationError("Redis URL: the path must be a database number, as in /0")
-    if topology == "cluster" and path not in {"", "/", "/0"}:
-        raise ConfigurationError("Redis URL: a cluster has database 0 only")
     return unquote(service), path
 
 

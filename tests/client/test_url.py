@@ -56,6 +56,7 @@ def test_the_parts_of_a_url(url, topology, servers, service, server_url) -> None
         ("redis+sentinel://h", "master's name"),
         ("redis+sentinel://h/main/x", "database number"),
         ("redis+cluster://h/1", "database 0 only"),
+        ("redis+cluster://h?db=1", "database 0 only"),
         ("unix://", "path of a socket"),
         ("redis://h?protocol=3", "'protocol'"),
         ("redis+cluster://h?sentinel_password=x", "'sentinel_password'"),
@@ -125,8 +126,12 @@ def test_a_password_in_a_url_is_seen(url: str, expected: bool) -> None:
 PRIVATE = [
     "localhost", "redis", "127.0.0.1", "::1", "10.1.2.3", "172.16.0.9", "192.168.1.1", "fd00::1",
     "fe80::1%eth0", "100.64.0.1", "redis.internal", "db.local", "svc.cluster.local.", "x.localhost",
+    "::ffff:10.0.0.1",
 ]  # fmt: skip
-PUBLIC = ["queue.example.com", "8.8.8.8", "2001:4860:4860::8888", "172.32.0.1", "internal.example"]
+PUBLIC = [
+    "queue.example.com", "8.8.8.8", "2001:4860:4860::8888", "172.32.0.1", "internal.example",
+    "::ffff:8.8.8.8", "134744072", "0x08080808",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("host", PRIVATE)
