@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import redis
 
@@ -57,6 +58,7 @@ def check_after(
     oracle: bool = True,
     data_lost_at_s: float | None = None,
     rewinds: bool = False,
+    clock_went_back: bool = False,
     policy: QueuePolicy = POLICY,
 ) -> None:
     """Everything that can be said about a partition at rest, and the streams that lived there.
@@ -65,7 +67,7 @@ def check_after(
     `data_lost_at_s`: Redis lost data until then, so logs may be other than what clients saw of
     streams that ended before. `rewinds`: whether the SDK may withdraw what it handed out.
     """
-    snapshot = check_rest(verdict, view, policy)
+    snapshot = check_rest(verdict, view, policy, clock_went_back=clock_went_back)
     verdict.snapshots.append(snapshot)
     for transcript in transcripts:
         request_id = transcript.request.id
@@ -79,9 +81,15 @@ def check_after(
             _check_against_log(verdict, transcript, exact=data_lost_at_s is None)
 
 
-def check_rest(verdict: Verdict, view: View, policy: QueuePolicy) -> Snapshot:
+def check_rest(
+    verdict: Verdict, view: View, policy: QueuePolicy, *, clock_went_back: bool = False
+) -> Snapshot:
     """The whole keyspace of a partition in which nobody works any more."""
     snapshot = _at_rest(view)
+    if clock_went_back:  # and the times in histories with it; their order is that of the lines
+        for lines in snapshot.histories.values():
+            for earlier, later in pairwise(lines):
+                later["t"] = max(earlier["t"], later["t"])
     try:
         check_invariants(snapshot, view.keys, policy)
     except AssertionError as broken:
