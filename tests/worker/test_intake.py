@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
 
-from support_worker import FakeEngine, make_output
+from support_worker import FakeEngine, make_delivery, make_output
 from support_worker_bench import Bench, running, until
 from tokenmill.scripts import arun
 from tokenmill_worker.delivery import Delivery
 from tokenmill_worker.dispatcher import Dispatcher
 from tokenmill_worker.engine_thread import EngineThread
-from tokenmill_worker.intake import Identity, Intake
+from tokenmill_worker.intake import LOGS_AT_A_TIME, Identity, Intake
 
 IDENTITY = Identity("worker-1", ("model",), "new-model")
 
@@ -157,3 +158,28 @@ async def test_a_held_request_is_dropped_at_its_deadline(front: Front) -> None:
     await until(lambda: delivery not in front.bench.deliveries)
 
     assert front.bench.metrics.leases_lost["deadline"]._value.get() == 1
+
+
+class CountingRedis:
+    """Answers like an empty log, and counts who waits at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def xrange(self, *_: object, **__: object) -> list[object]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return []
+
+
+async def test_the_logs_of_a_dead_peer_are_read_some_at_a_time(front: Front) -> None:
+    """redis-py refuses the 101st connection, and each read takes one."""
+    redis = CountingRedis()
+    intake = replace(front.intake, redis=redis)
+    inherited = [make_delivery(request_id=f"request-{n}", num_events=1) for n in range(200)]
+
+    await asyncio.gather(*(intake.admit(delivery) for delivery in inherited))
+
+    assert redis.most == LOGS_AT_A_TIME

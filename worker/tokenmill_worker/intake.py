@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,9 @@ from .engine_port import Engine
 from .engine_thread import EngineThread
 from .resume import fold_log
 from .retrying import Retrier
+
+#: Logs read at a time, each on a connection of its own: a peer's death brings many at once.
+LOGS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,9 @@ class Intake:
     engine_thread: EngineThread
     retrier: Retrier
     identity: Identity
+    _turns: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(LOGS_AT_A_TIME), init=False
+    )
 
     async def admit(self, delivery: Delivery) -> None:
         """Bring a held delivery into the engine, or let it end with an error of its own."""
@@ -85,7 +91,8 @@ class Intake:
         while True:
             after = f"({len(events)}-0"
             read = partial(self.redis.xrange, key, min=after, count=limits.REPLAY_PAGE)
-            page: Any = await self.retrier.until_answered("log", read)
+            async with self._turns:
+                page: Any = await self.retrier.until_answered("log", read)
             events += [fields.get("d", "") for _, fields in page]
             if len(page) < limits.REPLAY_PAGE:
                 return events
