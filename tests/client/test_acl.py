@@ -107,6 +107,30 @@ def test_a_round_trip_with_every_kind_of_call(pool: Pool, client: Client, roles:
     assert "ACL" not in pool.workers[0].log
 
 
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("tenant weight acme 2", 0),
+        ("tenant list", 0),
+        ("tenant weight acme 1", 0),
+        ("dlq list", 0),
+        ("dlq requeue nobody", 1),
+        ("dlq show nobody", 1),
+        ("dlq purge --all --yes", 0),
+    ],
+)
+def test_a_producer_may_use_the_operators_commands(
+    pool: Pool, roles: Roles, command: str, status: int
+) -> None:
+    done = CliRunner().invoke(
+        tokenmill,
+        ["--pool", roles.keys.pool, *command.split()],
+        env={"TOKENMILL_REDIS_URL": roles.url("producer")},
+    )
+    assert done.exit_code == status, done.output
+    assert "permission" not in done.output
+
+
 def test_an_observer_can_follow_and_nothing_else(pool: Pool, client: Client, roles: Roles) -> None:
     handle = client.submit("hello", max_tokens=5)
     with Client(roles.url("observer"), pool=roles.keys.pool) as observer:
