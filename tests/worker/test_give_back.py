@@ -13,6 +13,7 @@ from support_worker_bench import WORKER, Bench, running, until
 from support_worker_process import Pool, eventually, pool_of_workers, starts_of
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import GROUP, Keyspace
+from tokenmill.scripts import run
 from tokenmill_engine.outputs import WaitingRequest
 from tokenmill_worker.delivery import Delivery
 from tokenmill_worker.give_back import GiveBack
@@ -158,11 +159,12 @@ def pool(server: EmbeddedServer, keyspace: Keyspace, tmp_path: Path) -> Iterator
 
 def test_of_two_workers_the_full_one_gives_to_the_other(pool: Pool) -> None:
     """128 tokens of cache each; every request wants 105 of them."""
-    cache = {"num_gpu_blocks_override": 8, "block_size": 16, "give_back_ms": 100}
-    full = pool.start_ready("full", step_s=0.05, **cache)
+    cache = {"num_gpu_blocks_override": 8, "block_size": 16, "give_back_ms": 500}
+    full = pool.start_ready("full", step_s=1.0, **cache)
     for number in range(2):
         pool.submit(f"request-{number}", max_tokens=100)
-    eventually(lambda: len(pool.tokens("request-0")) > 3)
+    eventually(lambda: len(starts_of(pool.events("request-1"))) == 1)
+    eventually(lambda: pool.tokens("request-0"))
     assert starts_of(pool.events("request-1"))[0]["w"].startswith("full")
     assert pool.tokens("request-1") == []
 
@@ -170,9 +172,13 @@ def test_of_two_workers_the_full_one_gives_to_the_other(pool: Pool) -> None:
     pool.check_transcript("request-1", "hello", 7, 100)
 
     starts = starts_of(pool.events("request-1"))
-    assert [start["w"].rsplit("-", 2)[0] for start in starts] == ["full", "peer"]
+    # On a busy machine the full one may take it again, and give it again.
+    assert [start["w"].rsplit("-", 2)[0] for start in starts][:: len(starts) - 1] == [
+        "full",
+        "peer",
+    ]
     assert pool.state("request-0") == "leased"
     assert pool.client.hget(pool.keys.record("request-1"), "strikes") == "0"
-    pool.check_transcript("request-0", "hello", 7, 100)
+    run(pool.client, pool.calls.cancel("request-0"))
     assert pool.is_clean()
     assert (full.terminate(), peer.terminate()) == (0, 0)
