@@ -67,8 +67,7 @@ def build_runner(
     probed = probe(loaded.model)
     parts = _Parts(
         loaded=loaded,
-        backend=backend
-        or choose_attention(config.kernels, probed.specs.values(), loaded.device),
+        backend=backend or choose_attention(config.kernels, probed.specs.values(), loaded.device),
         probed=probed,
         rope_switch_tokens=install_long_rope(loaded.model),
     )
