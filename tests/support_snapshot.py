@@ -38,7 +38,8 @@ class ReadyStream:
 
 @dataclass
 class Snapshot:
-    """The keyspace, sorted by what keys are for. `ttl_ms` is -1 for a key that lives for ever."""
+    """The keyspace, sorted by what keys are for. `ttl_ms` has the lifetimes of records, logs and
+    histories, -1 for one that lives for ever."""
 
     ready: dict[str, ReadyStream]
     records: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -76,10 +77,12 @@ def take_snapshot(client: redis.Redis, keys: Keyspace, *, lifetimes: bool = True
     """`lifetimes`: whether to ask for those, too."""
     # KEYS is forbidden in production; here it finds some dozens. Sorted, so that a seed repeats.
     names = sorted(client.keys(f"{keys.prefix}*"))
+    names = [key for key in names if key.removeprefix(keys.prefix) not in _NO_STATE]
+    timed = [key for key in names if lifetimes and _kind(keys, key) in _OF_REQUESTS]
     with client.pipeline(transaction=False) as pipe:
         for key in names:
             _read(pipe, keys, key)
-        for key in names if lifetimes else ():
+        for key in timed:
             pipe.pttl(key)
         replies = pipe.execute()
     streams = {name: ReadyStream() for name in keys.ready_streams}
@@ -93,20 +96,23 @@ def take_snapshot(client: redis.Redis, keys: Keyspace, *, lifetimes: bool = True
     snapshot = Snapshot(ready=streams)
     for key, value in zip(names, replies, strict=False):
         _sort_in(snapshot, key.removeprefix(keys.prefix), value)
-    snapshot.ttl_ms = dict(zip(names, replies[len(names) :], strict=False))
+    snapshot.ttl_ms = dict(zip(timed, replies[len(names) :], strict=True))
     return snapshot
 
 
+def _kind(keys: Keyspace, key: str) -> str:
+    return key.removeprefix(keys.prefix).partition(":")[0]
+
+
 def _read(pipe: Any, keys: Keyspace, key: str) -> None:
-    kind = key.removeprefix(keys.prefix).partition(":")[0]
-    match kind:
+    match _kind(keys, key):
         case "q" | "t" | "dlq":
             pipe.xrange(key)
         case "z":
             pipe.zrange(key, 0, -1, withscores=True)
         case "b" | "h":
             pipe.lrange(key, 0, -1)
-        case "r" | "own" | "cnt" | "win" | "weights" | "mt":
+        case "r" | "own" | "cnt" | "win" | "weights":
             pipe.hgetall(key)
         case _:
             pipe.type(key)
@@ -122,7 +128,7 @@ def _sort_in(snapshot: Snapshot, name: str, value: Any) -> None:
         getattr(snapshot, attribute)[rest] = convert(value)
     elif kind == "q" and rest in snapshot.ready:
         snapshot.ready[rest].entries = dict(value)
-    elif name not in _NO_STATE:
+    else:
         snapshot.unknown.append(name)
 
 
@@ -156,5 +162,7 @@ _PER_NAME = {
     "h": ("histories", _lines),
     "b": ("backlogs", list),
 }
+#: What each request has of its own; only this must not live for ever.
+_OF_REQUESTS = {"r", "t", "h"}
 #: Bookkeeping of tick, and the memory flag.
 _NO_STATE = {"mt", "full"}

@@ -162,8 +162,9 @@ def use_id_again(walk: Walk) -> None:
     if not held:
         return
     request_id, body = held[1].request_id, held[1].body
-    walk.forget(request_id, with_log=walk.random.random() < 0.5)
-    if walk.random.random() < 0.5:  # maintenance has seen that it is gone, or has not
+    with_log, seen = walk.random.random() < 0.5, walk.random.random() < 0.5
+    walk.forget(request_id, with_log=with_log)
+    if with_log and seen:  # by maintenance: that the record is gone
         walk.client.zadd(walk.keys.deadlines, {request_id: 1})
         walk.set_clock()
         walk.tick()
