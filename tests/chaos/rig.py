@@ -84,6 +84,7 @@ class Rig:
     #: Of all workers at any time; and of single ones, which were killed on purpose.
     allowed_exits: frozenset[int] = frozenset({os.EX_OK, -signal.SIGKILL})
     expected_exits: dict[str, int] = field(default_factory=dict)
+    patience_s: float = PATIENCE_S
 
     @property
     def server(self) -> EmbeddedServer:
@@ -158,7 +159,7 @@ class Rig:
                     raise AssertionError(f"worker {worker.name} failed with {code}: {last}")
             return condition()
 
-        eventually(holds, PATIENCE_S)
+        eventually(holds, self.patience_s)
 
     def until_all_ended(self) -> None:
         self.until(lambda: all(audience.all_ended for audience in self.audiences))

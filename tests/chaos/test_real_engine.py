@@ -85,7 +85,9 @@ class Stage:
 def stage(
     make_rig: Callable[..., Rig], smollm2_path: Path, undisturbed: dict[str, list[int]]
 ) -> Stage:
-    return Stage(make_rig(kind="model"), smollm2_path, undisturbed)
+    rig = make_rig(kind="model")
+    rig.patience_s = 240.0  # each worker loads a model, one after the other if need be
+    return Stage(rig, smollm2_path, undisturbed)
 
 
 def test_real_kill9(stage: Stage) -> None:
