@@ -25,7 +25,7 @@ MOST = 1.5
 
 
 def light(name: str, count: int) -> list[Request]:
-    return [Request(f"{name}-{number}", f"light {number}", 20, "light") for number in range(count)]
+    return [Request(f"{name}-{number}", f"light {number}", 10, "light") for number in range(count)]
 
 
 def one_by_one(audience: Audience, wanted: Sequence[Request], every_s: float) -> list[Transcript]:
@@ -44,14 +44,14 @@ def p95_s(transcripts: Sequence[Transcript]) -> float:
 
 def test_fairshare(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
-    rig.start("first", "second", max_num_seqs=32, max_running_per_tenant=CAP, step_s=0.02)
+    rig.start("first", "second", max_num_seqs=32, max_running_per_tenant=CAP, step_s=0.04)
     audience = rig.tasks()
     alone = one_by_one(audience, light("alone", LIGHT), 0.05)
     rig.until_all_ended()
 
     # Nobody reads them, so that reading them costs the light tenant no time in this process.
     flood = [
-        Request(f"flood-{n}", f"flood {n}", 20 + (n * 7) % 40, "flooder") for n in range(FLOOD)
+        Request(f"flood-{n}", f"flood {n}", 10 + (n * 7) % 30, "flooder") for n in range(FLOOD)
     ]
     for request in flood:
         body = json.dumps(
