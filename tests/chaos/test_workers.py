@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,11 @@ def test_poison(make_rig: MakeRig) -> None:
     rig = make_rig()
     wanted = requests(20)
     guilty = Request("guilty", "poison for all", 100)
-    workers = rig.start("first", "second")
+    # As by default: what is retried comes back spread over a second or two, not all together.
+    start = partial(rig.pool.start, retry_backoff_ms=1000)
+    workers = rig.start("first", "second", retry_backoff_ms=1000)
     audience = rig.tasks()
-    with Supervisor(rig, workers, rig.pool.start) as supervisor:
+    with Supervisor(rig, workers, start) as supervisor:
         audience.read([*wanted[:10], guilty, *wanted[10:]])
         rig.until_all_ended()
     rig.row.faults = supervisor.num_deaths
