@@ -51,10 +51,11 @@ def test_a_lost_worker_that_made_progress_is_replaced_at_once(queue):
 @pytest.mark.parametrize("strikes", [1, 2])
 def test_each_worker_lost_without_a_token_doubles_the_pause(queue, strikes):
     queue.enqueue("a")
-    for _ in range(strikes):
+    for attempt in range(strikes):
         queue.client.zadd(queue.keys.delayed, {"a": 1}, xx=True)
         queue.tick()
-        queue.append(queue.lease()[0], 1, ev="start", i=0)  # a start event is no progress
+        # A start event is no progress.
+        assert queue.append(queue.lease()[0], attempt + 1, ev="start", i=0) == STORED
         queue.lose_worker()
         before_ms = queue.now_ms()
         assert queue.tick().requeued == 1
@@ -63,6 +64,22 @@ def test_each_worker_lost_without_a_token_doubles_the_pause(queue, strikes):
     due_ms = queue.client.zscore(queue.keys.delayed, "a")
     pause_ms = POLICY.backoff_ms * 2 ** (strikes - 1)  # jitter 0.5: neither shorter nor longer
     assert before_ms + pause_ms <= due_ms <= after_ms + pause_ms
+
+
+def test_a_suspect_that_was_held_back_is_not_blamed_again(queue):
+    """A worker lets suspects begin one at a time; those that never did are innocent of its end."""
+    queue.enqueue("a")
+    strikes = []
+    for has_begun in (False, False, True, False):
+        queue.client.zadd(queue.keys.delayed, {"a": 1}, xx=True)
+        queue.tick()
+        (lease,) = queue.lease()
+        if has_begun:
+            assert queue.append(lease, lease.num_events + 1, ev="start", i=0) == STORED
+        queue.lose_worker()
+        assert queue.tick().requeued == 1
+        strikes.append(queue.record().strikes)
+    assert strikes == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -183,3 +183,31 @@ async def test_the_logs_of_a_dead_peer_are_read_some_at_a_time(front: Front) -> 
     await asyncio.gather(*(intake.admit(delivery) for delivery in inherited))
 
     assert redis.most == LOGS_AT_A_TIME
+
+
+async def test_suspects_begin_one_after_another(front: Front) -> None:
+    """Each has its start event stored before the engine sees it, and a token before the next."""
+    suspects = [(await front.bench.deliver(f"suspect-{i}"))[0] for i in range(3)]
+    for delivery in suspects:
+        delivery.lease = replace(delivery.lease, strikes=1)
+    innocent = (await front.bench.deliver("innocent"))[0]
+    submitted: list[str] = []
+    submit = front.thread.submit
+    front.thread.submit = lambda request: submitted.append(request.attempt_id)  # type: ignore[method-assign]
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(front.intake.admit(d)) for d in [*suspects, innocent]]
+        await until(lambda: innocent.attempt_id in submitted)
+        assert [len(delivery.events) for delivery in suspects] == [1, 0, 0]
+        assert submitted == [innocent.attempt_id]  # the start event is not stored yet
+        async with running(front.bench.publisher.run()):
+            await until(lambda: suspects[0].attempt_id in submitted)
+            assert [len(delivery.events) for delivery in suspects] == [1, 0, 0]
+            front.bench.deliveries.remove(suspects[0])  # gone without a token: the next may begin
+            await until(lambda: suspects[1].attempt_id in submitted)
+            suspects[1].pending = [make_output(4)]
+            front.bench.deliveries.unwritten.set()
+            await until(lambda: suspects[2].attempt_id in submitted)
+        for task in tasks:
+            task.cancel()
+    front.thread.submit = submit  # type: ignore[method-assign]

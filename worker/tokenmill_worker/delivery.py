@@ -66,6 +66,7 @@ class Delivery:
     max_tokens: int = 0
     meta: dict[str, Any] | None = None
     expiry: asyncio.TimerHandle | None = None
+    stored: asyncio.Event | None = None  # if set: told of every write, and of the removal
     partition: int = 0
 
     def __post_init__(self) -> None:
@@ -201,6 +202,8 @@ class Deliveries:
     def remove(self, delivery: Delivery) -> None:
         if delivery.expiry is not None:
             delivery.expiry.cancel()
+        if delivery.stored is not None:
+            delivery.stored.set()
         self._by_attempt.pop(delivery.attempt_id, None)
         self.changed.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -46,6 +46,8 @@ class Intake:
     engine_thread: EngineThread
     retrier: Retrier
     identity: Identity
+    #: Held by the one suspect that may begin: lanes of a worker share it.
+    quarantine: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turns: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(LOGS_AT_A_TIME), init=False
     )
@@ -66,15 +68,46 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - whatever one request does ends only that one
             delivery.restore(events, delivery.num_tokens)
             self.dispatcher.refuse(delivery, error)
-        # It may have been cancelled, have expired or been handed over meanwhile.
-        if request is not None and delivery in self.deliveries:
-            delivery.meta = request.meta
-            delivery.prompt_tokens = len(request.prompt_token_ids)
-            delivery.max_tokens = request.params.max_tokens
-            delivery.times.submitted_s = time.monotonic()
-            delivery.start(self.identity.worker_id)
+        if request is None:
+            return
+        delivery.meta = request.meta
+        delivery.prompt_tokens = len(request.prompt_token_ids)
+        delivery.max_tokens = request.params.max_tokens
+        if delivery.lease.strikes:
+            async with self.quarantine:
+                await self._begin_alone(delivery, request)
+        elif self._announce(delivery):
             self.engine_thread.submit(request)
-            self.deliveries.unwritten.set()
+
+    def _announce(self, delivery: Delivery) -> bool:
+        """The start event; False: cancelled, expired or handed over meanwhile."""
+        if delivery not in self.deliveries:
+            return False
+        delivery.times.submitted_s = time.monotonic()
+        delivery.start(self.identity.worker_id)
+        self.deliveries.unwritten.set()
+        return True
+
+    async def _begin_alone(self, delivery: Delivery, request: EngineRequest) -> None:
+        """Returns when the suspect has a token in its log, or is gone.
+
+        Its start event is stored before the engine sees it: should it take the process along,
+        that event tells it from the suspects that never got so far (see `reclaim` in tick).
+        """
+        if not self._announce(delivery):
+            return
+        stored = delivery.stored = asyncio.Event()
+        await self._until(lambda: delivery.is_stored, delivery, stored)
+        if delivery in self.deliveries:
+            self.engine_thread.submit(request)
+        await self._until(lambda: delivery.made_progress, delivery, stored)
+
+    async def _until(
+        self, condition: Callable[[], bool], delivery: Delivery, stored: asyncio.Event
+    ) -> None:
+        while delivery in self.deliveries and not condition():
+            stored.clear()
+            await stored.wait()
 
     def _convert(self, delivery: Delivery, published: Published) -> EngineRequest:
         return to_engine_request(delivery, published, self.engine, self.identity.model_names)

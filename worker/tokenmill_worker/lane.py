@@ -39,6 +39,7 @@ class Shared:
     places: Places
     metrics: Metrics
     text_of: Callable[[int], str]
+    quarantine: asyncio.Lock  # held by the one suspect that may begin
 
 
 class Lane:
@@ -115,6 +116,7 @@ class Lane:
             engine_thread=self._shared.engine_thread,
             retrier=self._retrier,
             identity=self._shared.identity,
+            quarantine=self._shared.quarantine,
         )
 
     def _make_handover(self) -> Handover:

@@ -107,6 +107,8 @@ class Publisher:
         for (delivery, seq), code in zip(work, codes, strict=True):
             if code == STORED:
                 delivery.acked = max(delivery.acked, seq)
+                if delivery.stored is not None:
+                    delivery.stored.set()
             elif delivery in self._deliveries:
                 self._book(delivery, seq, code)
 

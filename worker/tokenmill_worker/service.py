@@ -74,6 +74,7 @@ class Service:
             places=Places(self._room.num_requests),
             metrics=self.metrics,
             text_of=lru_cache(TOKEN_TEXTS)(lambda token_id: engine.tokenizer.decode([token_id])),
+            quarantine=asyncio.Lock(),
         )
         self._is_stale = dict.fromkeys(held, False)
         self._lanes = [

@@ -64,9 +64,12 @@ end
 -- Its worker is lost. Hand-overs are no attempts: they blame nobody, and a queue of small workers
 -- may need many.
 local function reclaim(id, record)
-  -- The start event alone is no progress.
-  local progressed = redis.call('XLEN', log_key(id)) > tonumber(record.events_at_lease) + 1
-  local strikes = progressed and 0 or tonumber(record.strikes) + 1
+  local events = redis.call('XLEN', log_key(id)) - tonumber(record.events_at_lease)
+  local strikes = tonumber(record.strikes)
+  if events > 1 then strikes = 0
+  -- The start event alone is no progress. Without even that, a request that was suspected before
+  -- was still held back for another suspect: a worker begins them one at a time.
+  elseif events == 1 or strikes == 0 then strikes = strikes + 1 end
   redis.call('HSET', record_key(id), 'strikes', int(strikes))
   local attempts = tonumber(record.attempts) - tonumber(record.handovers)
   local why
