@@ -28,6 +28,8 @@ from chaos.svg import Panel, chart
 from chaos.table import Row
 from support_worker_process import TESTS, WorkerProcess, clean_environment, eventually
 from tokenmill._redis_errors import REDIS_ERRORS
+from tokenmill.keys import GROUP
+from tokenmill.record import RECORD_FIELDS
 
 STREAMS = 16
 STEP_S = 0.02
@@ -117,12 +119,30 @@ class Soak:
             counts = load.stop()
         finally:
             load.process.kill()
-        eventually(rig.pool.is_clean, 60)
+        try:
+            eventually(rig.pool.is_clean, 60)
+        except AssertionError as error:
+            raise AssertionError(f"left over: {self._left_over()}") from error
         rig.stop_workers()
         verdict = Verdict()
         hold_still(rig)
         check_rest(verdict, rig.views()[0], POLICY)
         return self._report(counts, faults, [*counts["wrong"], *verdict.wrong])
+
+    def _left_over(self) -> dict[str, Any]:
+        """Ids, states and counts of what did not end, and who should have seen to it."""
+        redis, keys = self.rig.redis, self.rig.pool.keys
+        ids = redis.zrange(keys.deadlines, 0, -1)[:20]
+        return {
+            "streams": {name: redis.xrange(key) for name, key in keys.ready_streams.items()},
+            "pending": {n: redis.xpending(k, GROUP) for n, k in keys.ready_streams.items()},
+            "owners": redis.hgetall(keys.owners),
+            "delayed": redis.zrange(keys.delayed, 0, -1, withscores=True),
+            "records": {i: redis.hmget(keys.record(i), RECORD_FIELDS) for i in ids},
+            "histories": {i: redis.lrange(keys.history(i), 0, -1) for i in ids[:5]},
+            "workers": {w.name: w.process.poll() for w in self.rig.pool.workers},
+            "cards": self.rig.pool.cards(),
+        }
 
     @property
     def _options(self) -> dict[str, Any]:

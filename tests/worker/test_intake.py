@@ -10,6 +10,8 @@ import pytest
 
 from support_worker import FakeEngine, make_delivery, make_output
 from support_worker_bench import Bench, running, until
+from tokenmill.calls import AppendEvent
+from tokenmill.replies import STORED
 from tokenmill.scripts import arun
 from tokenmill_worker.delivery import Delivery
 from tokenmill_worker.dispatcher import Dispatcher
@@ -211,3 +213,20 @@ async def test_suspects_begin_one_after_another(front: Front) -> None:
         for task in tasks:
             task.cancel()
     front.thread.submit = submit  # type: ignore[method-assign]
+
+
+async def test_a_suspect_begins_although_the_reply_to_its_start_event_was_lost(
+    front: Front,
+) -> None:
+    (suspect,) = await front.bench.deliver("suspect-1")
+    suspect.lease = replace(suspect.lease, strikes=1)
+
+    admission = asyncio.create_task(front.intake.admit(suspect))
+    await until(lambda: suspect.events)
+    event = AppendEvent("suspect-1", suspect.lease.fence, 1, suspect.events[0])
+    assert await arun(front.bench.redis, front.bench.calls.append([event])) == [STORED]
+
+    async with running(front.bench.publisher.run(), front.dispatcher.run()):
+        await admission
+        await until(lambda: front.bench.ended)
+    assert (await front.bench.log("suspect-1"))[-1]["st"] == "done"

@@ -121,6 +121,12 @@ class Delivery:
     def start(self, worker_id: str) -> None:
         self.add_event(ev="start", i=self.num_tokens, w=worker_id)
 
+    def acknowledge(self, seq: int) -> None:
+        """Event `seq` is in the log, by this call or an earlier one."""
+        self.acked = max(self.acked, seq)
+        if self.stored is not None:
+            self.stored.set()
+
     def rewind_to(self, num_events: int) -> None:
         """The log holds fewer events than were acknowledged: the rest is to be sent again."""
         self.acked = min(num_events, len(self.events))

@@ -106,9 +106,7 @@ class Publisher:
         self._metrics.append_seconds.observe(time.monotonic() - began_s)
         for (delivery, seq), code in zip(work, codes, strict=True):
             if code == STORED:
-                delivery.acked = max(delivery.acked, seq)
-                if delivery.stored is not None:
-                    delivery.stored.set()
+                delivery.acknowledge(seq)
             elif delivery in self._deliveries:
                 self._book(delivery, seq, code)
 
@@ -120,7 +118,7 @@ class Publisher:
             self.repair(delivery, have)
         else:
             self._metrics.events_repeated.inc()
-            delivery.acked = max(delivery.acked, seq)
+            delivery.acknowledge(seq)
 
     def repair(self, delivery: Delivery, num_events: int) -> None:
         """The log holds only `num_events` events: send the others again."""
