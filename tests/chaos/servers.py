@@ -13,6 +13,9 @@ BOTH_SERVERS = [
     pytest.param(
         REDIS_7,
         id="redis-server",
-        marks=pytest.mark.skipif(not REDIS_7.exists(), reason="no /usr/bin/redis-server"),
+        marks=pytest.mark.skipif(
+            not REDIS_7.exists(),
+            reason="needs Redis 7.0 as Debian installs it: apt-get install redis-server",
+        ),
     ),
 ]

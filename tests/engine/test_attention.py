@@ -264,3 +264,28 @@ def test_decode_does_not_depend_on_the_batch(make_backend: MakeBackend) -> None:
         return one_step(chosen, decodes, tables, context)[0]
 
     assert torch.equal(last_token_of_the_first([]), last_token_of_the_first(sequences[1:]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 9, "softcap": 3.0, "sinks": True}])
+def test_the_native_result_does_not_depend_on_how_a_prompt_was_cut(
+    settings: dict[str, object],
+) -> None:
+    """Bit for bit, in tiles of many rows or of one: a resumed request sees the same scores."""
+    shape = Shape(block_size=8)
+    rule = make_rule(shape, settings)
+    try:
+        backend = NativePagedAttention([shape.spec])
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+
+    def in_chunks_of(size: int) -> torch.Tensor:
+        (sequence,) = sequences_of(shape, (75,), seed=8)
+        layer = nan_filled_cache(backend, shape.spec, 10, shape.block_size)
+        context, table = (backend, layer, rule, shape), list(range(10))
+        starts = range(0, sequence.length, size)
+        parts = [(0, start, min(start + size, sequence.length)) for start in starts]
+        return torch.cat([one_step([sequence], [part], [table], context) for part in parts])
+
+    whole = in_chunks_of(75)
+    for size in (1, 2, 7, 40):
+        assert torch.equal(in_chunks_of(size), whole)

@@ -18,7 +18,12 @@ from functools import cache
 from pathlib import Path
 
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi")
+FLAGS = (
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi",
+    # Each product and sum is one rounding, in every loop: GCC's tuning for some processors would
+    # split them in some, and a row's result would depend on how many rows it is computed with.
+    "-ffp-contract=fast", "--param=avoid-fma-max-bits=0",
+)  # fmt: skip
 #: A compiler that takes longer hangs.
 COMPILE_TIMEOUT_S = 300
 
