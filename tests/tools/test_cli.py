@@ -17,12 +17,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tokenmill import Client
+from tokenmill._link import Link
 from tokenmill._redis import connect
+from tokenmill._requests import Submission
 from tokenmill.cli.app import tokenmill
 from tokenmill.cli.connection import Connection
 from tokenmill.cli.waiting import WaitingNotice
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
+from tokenmill.replies import EnqueueReply
 from tokenmill.testing import FakeWorker, pieces_of
 
 
@@ -315,6 +318,28 @@ def test_ctrl_c_cancels_the_request(queue: Queue, extra: list[str]) -> None:
         assert redis.hget(queue.keys.counters, "queued") == "0"
         (record,) = redis.scan_iter(match=queue.keys.record("*"))
         assert redis.hget(record, "state") == "cancelled"
+
+
+@pytest.mark.parametrize("extra", [[], ["--request-id", "mine"]])
+@pytest.mark.parametrize("arrives", [True, False])
+def test_ctrl_c_while_the_request_is_sent(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, extra: list[str], arrives: bool
+) -> None:
+    """The server may have stored the request although its reply was never read."""
+    enqueue = Link.enqueue
+
+    def interrupted(link: Link, submission: Submission) -> EnqueueReply:
+        if arrives:
+            enqueue(link, submission)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Link, "enqueue", interrupted)
+    done = queue.run("generate", "x", *extra)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    with connect(queue.url) as redis:
+        records = list(redis.scan_iter(match=queue.keys.record("*")))
+        assert [redis.hget(record, "state") for record in records] == ["cancelled"] * arrives
 
 
 def test_ctrl_c_on_stream_leaves_the_request_alone(queue: Queue) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
 
 from tokenmill._requests import Prompt
+from tokenmill.errors import UnknownRequest
 
 from .connection import Connection, connection_options, pass_connection
 from .options import given, read_prompt, request_options, sampling_options
@@ -28,12 +30,16 @@ def _send(
     connection: Connection, prompt: Prompt, *, as_json: bool, verbose: bool, options: dict[str, Any]
 ) -> str:
     """Stream one request to stdout and return its text. Ctrl-C cancels it."""
-    with connection.client() as client, client.stream(prompt, **given(options)) as stream:
+    with connection.client() as client:
+        stream = client.stream(prompt, **given(options))
         try:
-            return print_stream(connection, stream, as_json=as_json, verbose=verbose).text
+            with stream:
+                return print_stream(connection, stream, as_json=as_json, verbose=verbose).text
         except KeyboardInterrupt:
-            # Leaving the block would do, but not where --request-id made it somebody's request.
-            stream.cancel()
+            # Leaving the block would do, but not where --request-id made it somebody's request, or
+            # where the call that enqueues was interrupted and nobody knows whether it is ours.
+            with suppress(UnknownRequest):
+                stream.cancel()
             raise
 
 
