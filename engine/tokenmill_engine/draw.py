@@ -146,8 +146,9 @@ def _keep_top(scaled: Tensor, shares: Tensor, columns: _Columns) -> None:
     top_k = torch.where(columns.top_k > 0, columns.top_k, vocab).clamp_(max=vocab).long()
     needed = torch.where(columns.top_k > 0, top_k, 1)
     if columns.has_top_p:
-        nucleus = torch.minimum(_nucleus_bound(shares, columns.top_p), top_k)
-        needed = torch.where(columns.top_p < 1, nucleus, needed)
+        # Beside top-k the nucleus is a share of what the k tokens hold: then all k are needed.
+        nucleus = _nucleus_bound(shares, columns.top_p)
+        needed = torch.where((columns.top_p < 1) & (columns.top_k == 0), nucleus, needed)
     values = top_values(scaled, int(needed.max()))
     floor = columns.log_min_p.to(scaled.dtype)
     if columns.has_top_k:

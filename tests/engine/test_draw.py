@@ -28,6 +28,7 @@ CASES = [
     DrawSettings(min_p=0.1),
     DrawSettings(min_p=1.0),
     DrawSettings(temperature=1.4, min_p=0.05, top_k=12, top_p=0.7),
+    DrawSettings(temperature=3.0, top_k=40, top_p=0.6),  # the nucleus is much smaller than k
 ]
 
 
