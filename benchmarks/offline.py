@@ -19,21 +19,27 @@ def start(options: Options) -> Iterator[Mapping[str, Job]]:
         dtype=options.dtype,
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,
-        enable_prefix_caching=False,  # every run sends the same prompts
     )
 
     def generate(requests: Sequence[Request]) -> Sequence[int]:
-        outputs = llm.generate(
-            [request.prompt_token_ids for request in requests],
-            [
-                SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True)
-                for request in requests
-            ],
-        )
+        prompts = [request.prompt_token_ids for request in requests]
+        outputs = llm.generate(prompts, [_params(request) for request in requests])
         return [len(output.token_ids) for output in outputs]
 
+    def steps(requests: Sequence[Request]) -> Iterator[int]:
+        engine = llm.engine
+        for number, request in enumerate(requests):
+            engine.add_request(f"step-{number}", request.prompt_token_ids, _params(request))
+        while engine.has_unfinished_requests:
+            if count := sum(bool(output.new_token_ids) for output in engine.step()):
+                yield count
+
     generate(mixed(4))
-    yield offline_jobs(generate)
+    yield offline_jobs(generate, steps)
+
+
+def _params(request: Request) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,18 @@ ENVIRONMENT = {
 
 @contextmanager
 def start(options: Options) -> Iterator[Mapping[str, Job]]:
+    with ready_server(options) as url:
+        asyncio.run(_stream_all(url, mixed(4)))
+        yield {"stream64": lambda: asyncio.run(_stream_all(url, mixed(64)))}
+
+
+@contextmanager
+def ready_server(options: Options, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The URL of a server that has said it is healthy. `environment` is added to this process's."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with running(_command(options, port), environment=ENVIRONMENT) as server:
+    command = _command(options, port)
+    with running(command, environment={**ENVIRONMENT, **(environment or {})}) as server:
         progress("vllm server: starting")
         wait_until(
             lambda: answers(f"{url}/health"),
@@ -42,8 +51,7 @@ def start(options: Options) -> Iterator[Mapping[str, Job]]:
             timeout_s=START_TIMEOUT_S,
             what="vLLM's server",
         )
-        asyncio.run(_stream_all(url, mixed(4)))
-        yield {"stream64": lambda: asyncio.run(_stream_all(url, mixed(64)))}
+        yield url
 
 
 def _command(options: Options, port: int) -> list[str]:

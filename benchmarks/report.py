@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from .measure import Figures
 
 #: Whom a contestant is compared with, in the same round of the same job.
-REFERENCE = {"tokenmill": "vllm", "transformers": "vllm", "tokenmill-queue": "vllm-server"}
+REFERENCE = {
+    "tokenmill": "vllm",
+    "openvino": "vllm",
+    "transformers": "vllm",
+    "tokenmill-queue": "vllm-server",
+    "tokenmill-startup": "vllm-startup",
+}
 LOWER_IS_BETTER = ("_s", "_ms")
-HIDDEN = ("duration_s",)
+HIDDEN = ("duration_s", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Outcome:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line per job, contestant and figure: median, range, ratio to the reference."""
-    header = f"{'job':9} {'contestant':16} {'figure':22} {'median':>9}  {'range':19} ratio"
+    header = f"{'job':11} {'contestant':17} {'figure':22} {'median':>9}  {'range':19} ratio"
     lines = [header, "-" * len(header)]
     for job, contestant in _unique((run.job, run.contestant) for run in outcomes):
         runs = [run for run in outcomes if (run.job, run.contestant) == (job, contestant)]
@@ -46,7 +52,7 @@ def _line(job: str, contestant: str, figure: str, outcomes: Sequence[Outcome]) -
         better = (ratio < 1) == _lower_is_better(figure)
         shown = f"{ratio:.2f} of {REFERENCE[contestant]}{'' if better else ' (behind)'}"
     median = statistics.median(values)
-    return f"{job:9} {contestant:16} {figure:22} {median:>9.4g}  {spread:19} {shown}".rstrip()
+    return f"{job:11} {contestant:17} {figure:22} {median:>9.4g}  {spread:19} {shown}".rstrip()
 
 
 def median_ratio(
@@ -56,10 +62,17 @@ def median_ratio(
     reference = REFERENCE.get(contestant)
     if reference is None:
         return None
-    own = _by_round(outcomes, job, contestant, figure)
-    theirs = _by_round(outcomes, job, reference, figure)
-    ratios = [own[turn] / theirs[turn] for turn in own if theirs.get(turn)]
+    ratios = pair_ratios(outcomes, job, figure, contestant, reference)
     return statistics.median(ratios) if ratios else None
+
+
+def pair_ratios(
+    outcomes: Sequence[Outcome], job: str, figure: str, over: str, under: str
+) -> list[float]:
+    """One contestant's figure ÷ the other's of the same round, for each round that has both."""
+    upper = _by_round(outcomes, job, over, figure)
+    lower = _by_round(outcomes, job, under, figure)
+    return [upper[turn] / lower[turn] for turn in upper if lower.get(turn)]
 
 
 def _by_round(
@@ -68,7 +81,7 @@ def _by_round(
     return {
         run.round: run.figures[figure]
         for run in outcomes
-        if (run.job, run.contestant) == (job, contestant)
+        if (run.job, run.contestant) == (job, contestant) and figure in run.figures
     }
 
 

