@@ -14,6 +14,9 @@ from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
 from tokenmill_worker.model_store import default_model_folder
 
+# Before anything imports Triton, which reads this when a kernel is defined: tests need no GPU.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
