@@ -187,8 +187,11 @@ def _check_counters(snapshot: Snapshot) -> None:
     leased = [record for record in snapshot.records.values() if record["state"] == "leased"]
     expected = {f"t:{tenant}": n for tenant, n in Counter(r["tenant"] for r in waiting).items()}
     expected |= {f"l:{tenant}": n for tenant, n in Counter(r["tenant"] for r in leased).items()}
-    expected |= {"queued": len(waiting), "leased": len(leased)}
-    actual = {"queued": 0, "leased": 0} | snapshot.counters
+    for name, records in (("queued", waiting), ("leased", leased)):
+        expected[name] = len(records)
+        expected[f"{name}_tokens"] = sum(int(record["work"]) for record in records)
+    actual = dict.fromkeys(("queued", "leased", "queued_tokens", "leased_tokens"), 0)
+    actual |= snapshot.counters
     assert actual == expected, f"I6 counters {actual}, counted {expected}"
 
 

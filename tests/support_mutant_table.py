@@ -142,7 +142,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "  if false then\n    for",
         ),
     ),
-    "a lease that its tenant does not count": (("lease", "  count_running(tenant)\n", ""),),
+    "a lease that its tenant does not count": (("lease", "  count_running(tenant, work)\n", ""),),
     "a raised weight that waits": (
         (
             "set_weight",

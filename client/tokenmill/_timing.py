@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from . import limits
 from ._validation import check_number
@@ -16,6 +16,15 @@ from .errors import InvalidRequest
 GRACE_S: Final = 10.0
 #: Far enough in the future to tell seconds since the epoch from anything else.
 _LATEST_S: Final = 1e11
+
+
+class EnqueueTimes(TypedDict):
+    """Keywords of `QueueCalls.enqueue`."""
+
+    delay_ms: int
+    deadline_ms: int
+    queue_deadline_ms: int | None
+    first_token_deadline_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +45,8 @@ class Timing:
         """From now until somebody must have said how the request ended."""
         return self.delay_s() + self.deadline_s + GRACE_S
 
-    def enqueue_options(self) -> dict[str, int | None]:
-        """The keywords of `QueueCalls.enqueue`, at this moment."""
+    def enqueue_options(self) -> EnqueueTimes:
+        """At this moment."""
         return {
             "delay_ms": round(self.delay_s() * 1000),
             "deadline_ms": _ms(self.deadline_s),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from . import limits
+from ._trace_context import NO_TRACE, TraceContext
+from ._work import estimate_tokens
 from .dead_letters import DeadLetter
 from .keys import READY_CLASSES, Keyspace
 from .replies import (
@@ -102,29 +104,36 @@ class QueueCalls:
         deadline_ms: int | None = None,
         queue_deadline_ms: int | None = None,
         first_token_deadline_ms: int | None = None,
+        trace: TraceContext | None = None,
     ) -> ScriptCall[EnqueueReply]:
         """Put a request into the queue; the same id and body again is harmless (DUP).
 
         It may be served after `delay_ms`. From then on count the deadlines: until its end, its
-        first lease and its first token.
+        first lease and its first token. `trace` is the trace that the worker's spans join.
         """
         given = {
             "delay_ms": delay_ms or None,
             "deadline_ms": deadline_ms,
             "queue_deadline_ms": queue_deadline_ms,
             "first_token_deadline_ms": first_token_deadline_ms,
+            **(trace or NO_TRACE).fields(),
         }
         options = self._options(
             "deadline_ms", "retention_ms", "max_queued", "max_queued_per_tenant", "window",
-            "max_body_bytes", **{k: v for k, v in given.items() if v is not None},
+            "max_body_bytes", work_tokens=estimate_tokens(body),
+            **{k: v for k, v in given.items() if v is not None},
         )  # fmt: skip
         args = (options, request_id, tenant, priority_class, body_sha(body), body)
         return ScriptCall(load_script("enqueue"), self._key, args, EnqueueReply.parse)
 
     def admit(self, entry: ReadyEntry) -> ScriptCall[AdmitStatus]:
         """Make the record of an entry that a producer wrote with a plain XADD."""
-        options = self._options("deadline_ms", "retention_ms", "max_queued", "max_body_bytes")
         body = entry.body or ""
+        options = self._options(
+            "deadline_ms", "retention_ms", "max_queued", "max_body_bytes",
+            work_tokens=estimate_tokens(body),
+            **TraceContext.parse(entry.traceparent, entry.tracestate).fields(),
+        )  # fmt: skip
         args = (
             options, entry.ready_class, entry.entry_id, entry.request_id,
             entry.tenant or DEFAULT_TENANT, body_sha(body), body,

@@ -52,7 +52,7 @@ class Keyspace:
     | P b:<class>:<tenant> | list    | ids waiting for the tenant's window | empties itself       |
     | P win                | hash    | `<class>:<tenant>` → ready entries  | field removed at 0   |
     | P weights            | hash    | tenant → 2 to 100 windows           | until set to 1       |
-    | P cnt                | hash    | in all, `t:`/`l:<tenant>` of each   | static               |
+    | P cnt                | hash    | in all, tokens, `t:`/`l:<tenant>`   | static               |
     | P mt                 | hash    | bookkeeping of tick                 | static               |
     | P dlq                | stream  | dead letters                        | trimmed              |
     | P full               | string  | memory pressure                     | seconds              |

@@ -70,4 +70,6 @@ def _entry(ready_class: str, entry_id: str, fields: dict[str, str]) -> ReadyEntr
         fields.get("id", ""),
         body=fields.get("body"),
         tenant=fields.get("tenant", ""),
+        traceparent=fields.get("traceparent", ""),
+        tracestate=fields.get("tracestate", ""),
     )

@@ -92,6 +92,8 @@ class ReadyEntry:
     request_id: str
     body: str | None = None
     tenant: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class LeaseCode(StrEnum):
@@ -108,7 +110,7 @@ class Lease:
     `attempt` counts the request's leases from 1. `fence` names this lease and is handed back with
     every write; what it consists of is the scripts' affair. `num_events` is the length of the
     event log: above 0, an earlier attempt got so far. `fingerprint` is that of the model that
-    started the request.
+    started the request. `traceparent` and `tracestate` (W3C) name the trace it belongs to.
     """
 
     request_id: str
@@ -123,6 +125,8 @@ class Lease:
     tenant: str
     fingerprint: str
     body: str
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

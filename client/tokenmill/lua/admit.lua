@@ -2,7 +2,8 @@
 -- The worker that reads such an entry makes its record with this script, then leases it as usual.
 -- The entry stays the request's ready entry; unless the reply is OK it is dropped.
 --
--- ARGV  options{deadline_ms, retention_ms, max_queued, max_body_bytes, publish},
+-- ARGV  options{deadline_ms, retention_ms, max_queued, max_body_bytes, publish, work_tokens,
+--       perhaps traceparent, tracestate},
 --       ready class, entry, id, tenant, sha of the body, body
 -- Reply {OK}         a record exists for this entry (also when the call is repeated)
 --       {DUP}        the id is known with the same content

@@ -1,7 +1,8 @@
 -- A request enters the queue. Same id and same content: the request that is already there.
 --
 -- ARGV  options{deadline_ms, retention_ms, max_queued, max_queued_per_tenant, window,
---       max_body_bytes, publish, perhaps delay_ms, queue_deadline_ms, first_token_deadline_ms},
+--       max_body_bytes, publish, perhaps delay_ms, queue_deadline_ms, first_token_deadline_ms,
+--       work_tokens, traceparent, tracestate},
 --       id, tenant, class (0|1|2), sha of the body, body
 -- Reply {OK, created_ms, state} accepted: `queued`, `held` until its tenant's window has room, or
 --                               `delayed` for delay_ms

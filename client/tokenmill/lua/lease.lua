@@ -4,7 +4,7 @@
 --       then (ready class, entry, id) per entry
 -- Reply one list per entry, in the order of the entries:
 --       {OK, attempt, fence, events in the log, remaining_ms, waited_ms, strikes, tenant,
---        fingerprint, body}
+--        fingerprint, body, traceparent, tracestate}
 --       {GONE}     unknown, ended or superseded: a tombstone, dropped here
 --       {BUSY}     another worker holds it
 --       {EXPIRED}  a deadline passed while it was queued; ended here
@@ -17,24 +17,25 @@
 
 local worker, fingerprint = ARGV[2], ARGV[3]
 
-local function take(id, created, tenant, class, first, time)
+local function take(id, created, tenant, class, first, work)
   local record, events = record_key(id), redis.call('XLEN', log_key(id))
   local attempt = redis.call('HINCRBY', record, 'attempts', 1)
-  redis.call('HSET', record, 'state', 'leased', 'worker', worker, 'leased', int(time),
+  redis.call('HSET', record, 'state', 'leased', 'worker', worker, 'leased', int(now_ms()),
     'fingerprint', first, 'events_at_lease', events)
   redis.call('HSET', OWNERS, id, fence_of(attempt, created))
   note(id, 'leased', { a = attempt, w = worker, e = events })
-  uncount_queued(tenant)
-  count_running(tenant)
+  uncount_queued(tenant, work)
+  count_running(tenant, work)
   leave_window(id, class, tenant)
   return attempt
 end
 
 local function lease(ready, entry, id)
   local state, current, at, owner, attempts, created, deadline, queue, first_token, not_before,
-    strikes, tenant, class, first, body = read_record(id, 'state', 'entry', 'ready', 'worker',
-    'attempts', 'created', 'deadline', 'queue_deadline', 'first_token_deadline', 'not_before',
-    'strikes', 'tenant', 'class', 'fingerprint', 'body')
+    strikes, tenant, class, first, work, body, traceparent, tracestate = read_record(id,
+    'state', 'entry', 'ready', 'worker', 'attempts', 'created', 'deadline', 'queue_deadline',
+    'first_token_deadline', 'not_before', 'strikes', 'tenant', 'class', 'fingerprint', 'work',
+    'body', 'traceparent', 'tracestate')
   if not state or current ~= entry or at ~= ready then
     drop_read_entry(ready, entry)
     return { 'GONE' }
@@ -47,14 +48,14 @@ local function lease(ready, entry, id)
       return { 'EXPIRED' }
     end
     first = first or fingerprint
-    attempt = take(id, created, tenant, class, first, time)
+    attempt = take(id, created, tenant, class, first, work)
   elseif owner ~= worker or redis.call('HGET', OWNERS, id) ~= fence_of(attempts, created) then
     return { 'BUSY' }
   end
   -- Reached also by the holder itself, whose first reply was lost: it gets the same fence.
   return { 'OK', attempt, fence_of(attempt, created), redis.call('XLEN', log_key(id)),
     tonumber(deadline) - time, time - tonumber(not_before or created), tonumber(strikes), tenant,
-    first, body }
+    first, body, traceparent or '', tracestate or '' }
 end
 
 local replies = {}

@@ -29,7 +29,8 @@ end
 --
 -- request  tenant, class, body, sha, event (how it came, for the history), and state and entry if it
 --          has a ready entry; created_after: the time of birth of its earlier life
--- terms    deadline_ms; perhaps delay_ms, queue_deadline_ms, first_token_deadline_ms
+-- terms    deadline_ms; perhaps delay_ms, queue_deadline_ms, first_token_deadline_ms, work_tokens,
+--          traceparent, tracestate (W3C: the trace that this request belongs to)
 --
 -- The id may have been used before: a record can run out of its lifetime, or get lost, while a
 -- worker holds it. Nothing of that may touch the new one, and what it counted for is counted again.
@@ -42,7 +43,8 @@ local function create(id, request, terms)
   local fields = { 'v', '1', 'state', request.state or 'held', 'tenant', request.tenant,
     'class', class, 'sha', request.sha, 'body', request.body, 'created', int(created),
     'deadline', int(deadline), 'attempts', '0', 'handovers', '0', 'strikes', '0', 'retries', '0',
-    'undelivered', '0', 'windowed', '0', 'ready', class, 'entry', request.entry or '' }
+    'undelivered', '0', 'windowed', '0', 'ready', class, 'entry', request.entry or '',
+    'work', int(terms.work_tokens or 0) }
   local function add(name, value)
     fields[#fields + 1] = name
     fields[#fields + 1] = value
@@ -58,6 +60,9 @@ local function create(id, request, terms)
     due = start
     add('not_before', int(start))
   end
+  for _, name in ipairs({ 'traceparent', 'tracestate' }) do
+    if terms[name] then add(name, terms[name]) end
+  end
   redis.call('HSET', record, unpack(fields))
   redis.call('PEXPIREAT', record, int(deadline + options.retention_ms))
   redis.call('DEL', log_key(id), history_key(id))
@@ -68,7 +73,7 @@ local function create(id, request, terms)
   end
   note(id, request.event, { class = class, due = due })
   redis.call('PEXPIREAT', history_key(id), int(deadline + options.retention_ms))
-  count_queued(request.tenant)
+  count_queued(request.tenant, terms.work_tokens)
   return created
 end
 
@@ -77,8 +82,8 @@ end
 -- ending  state, seq and payload of the end event; perhaps code, message, usage, facts
 local function close(id, ending)
   local record, state = record_key(id), ending.state
-  local was, tenant, class, ready, entry =
-    read_record(id, 'state', 'tenant', 'class', 'ready', 'entry')
+  local was, tenant, class, ready, entry, work =
+    read_record(id, 'state', 'tenant', 'class', 'ready', 'entry', 'work')
   local fields = { 'state', state, 'end_seq', int(ending.seq), 'ended', int(now_ms()), 'entry', '' }
   for _, name in ipairs({ 'code', 'message', 'usage' }) do
     if ending[name] then
@@ -95,10 +100,10 @@ local function close(id, ending)
   redis.call('ZREM', DEADLINES, id)
   if was == 'leased' then
     drop_read_entry(ready, entry)
-    uncount_running(tenant)
+    uncount_running(tenant, work)
   else
     drop_entry(ready, entry)
-    uncount_queued(tenant)
+    uncount_queued(tenant, work)
   end
   leave_window(id, class, tenant)
   redis.call('HINCRBY', MAINTENANCE, 'ends', 1)
@@ -131,11 +136,11 @@ end
 
 -- leased -> queued or, with a due time in the future, delayed. The old fence dies here.
 local function requeue(id, due_ms)
-  local tenant, ready, entry = read_record(id, 'tenant', 'ready', 'entry')
+  local tenant, ready, entry, work = read_record(id, 'tenant', 'ready', 'entry', 'work')
   redis.call('HDEL', OWNERS, id)
   drop_read_entry(ready, entry)
-  uncount_running(tenant)
-  count_queued(tenant)
+  uncount_running(tenant, work)
+  count_queued(tenant, work)
   if due_ms > now_ms() then
     redis.call('HSET', record_key(id), 'state', 'delayed', 'entry', '')
     redis.call('ZADD', DELAYED, int(due_ms), id)

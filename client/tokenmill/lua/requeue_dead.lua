@@ -8,8 +8,8 @@
 --       {UNKNOWN, 0, ''}              no such request, or its retention is over
 
 local id = ARGV[2]
-local state, body, created, tenant, class, sha, letter =
-  read_record(id, 'state', 'body', 'created', 'tenant', 'class', 'sha', 'letter')
+local state, body, created, tenant, class, sha, letter, work =
+  read_record(id, 'state', 'body', 'created', 'tenant', 'class', 'sha', 'letter', 'work')
 if not state then return { 'UNKNOWN', 0, '' } end
 if state ~= 'dead' then return { 'NOT_DEAD', tonumber(created), state } end
 if not body or body == '' then return { 'NO_BODY', tonumber(created), state } end
@@ -21,7 +21,7 @@ local request = { tenant = tenant, class = class, sha = sha, body = body, event 
   created_after = tonumber(created) }
 created = create(id, request, { deadline_ms = allowed_ms(deadline),
   queue_deadline_ms = allowed_ms(queue_deadline),
-  first_token_deadline_ms = allowed_ms(first_token_deadline) })
+  first_token_deadline_ms = allowed_ms(first_token_deadline), work_tokens = tonumber(work or '0') })
 redis.call('HDEL', record_key(id), 'code', 'message', 'usage', 'ended', 'end_seq', 'leased',
   'worker', 'fingerprint', 'events_at_lease', 'not_before', 'letter')
 redis.call('XDEL', DEAD_LETTERS, letter)

@@ -60,17 +60,19 @@ end
 -- Every living request has a deadline, so the counters can be made again from those. The backlog
 -- of a share is fed while its window has room.
 local function recount()
-  local queued, leased, of_tenants, windows, shares = 0, 0, {}, {}, {}
+  local counts, of_tenants, windows, shares = {}, {}, {}, {}
+  for _, name in ipairs({ 'queued', 'leased', 'queued_tokens', 'leased_tokens' }) do
+    counts[name] = 0
+  end
   for _, share in ipairs(redis.call('HKEYS', WINDOWS)) do shares[share] = true end
   for _, id in ipairs(redis.call('ZRANGE', DEADLINES, 0, -1)) do
-    local state, tenant, class, windowed = read_record(id, 'state', 'tenant', 'class', 'windowed')
+    local state, tenant, class, windowed, work =
+      read_record(id, 'state', 'tenant', 'class', 'windowed', 'work')
     if state then
-      local field
-      if state == 'leased' then
-        leased, field = leased + 1, 'l:' .. tenant
-      else
-        queued, field = queued + 1, 't:' .. tenant
-      end
+      local total, field = 'queued', 't:' .. tenant
+      if state == 'leased' then total, field = 'leased', 'l:' .. tenant end
+      counts[total] = counts[total] + 1
+      counts[total .. '_tokens'] = counts[total .. '_tokens'] + tonumber(work or '0')
       of_tenants[field] = (of_tenants[field] or 0) + 1
       local share = share_of(class, tenant)
       if windowed == '1' then windows[share] = (windows[share] or 0) + 1 end
@@ -78,7 +80,7 @@ local function recount()
     end
   end
   redis.call('DEL', COUNTERS, WINDOWS)
-  redis.call('HSET', COUNTERS, 'queued', queued, 'leased', leased)
+  for field, number in pairs(counts) do redis.call('HSET', COUNTERS, field, int(number)) end
   for field, number in pairs(of_tenants) do redis.call('HSET', COUNTERS, field, number) end
   for share, entries in pairs(windows) do redis.call('HSET', WINDOWS, share, entries) end
   for share in pairs(shares) do feed(string.match(share, '^(.):(.*)$')) end

@@ -35,6 +35,7 @@ local function redeliver_plain(ready, entry, consumer, fields)
   if deliveries < options.max_deliveries then
     drop_read_entry(ready, entry)
     redis.call('XADD', ready_key(ready), '*', 'id', id, 'body', body, 'tenant', tenant,
+      'traceparent', fields.traceparent or '', 'tracestate', fields.tracestate or '',
       'deliveries', int(deliveries))
     count('redelivered')
   elseif is_id(id) then

@@ -70,22 +70,25 @@ local function leave_window(id, class, tenant)
   feed(class, tenant)
 end
 
--- How many there are in all, and of this tenant.
-local function add_to(total, of_tenant, number)
+-- How many there are in all, of this tenant, and how many tokens they will take at most: `work` is
+-- the record's field, an estimate made at the enqueue. The tokens are the autoscaler's signal.
+local function add_to(total, of_tenant, number, work)
   redis.call('HINCRBY', COUNTERS, total, number)
+  local tokens = tonumber(work or '0')
+  if tokens > 0 then redis.call('HINCRBY', COUNTERS, total .. '_tokens', int(number * tokens)) end
   if redis.call('HINCRBY', COUNTERS, of_tenant, number) <= 0 then
     redis.call('HDEL', COUNTERS, of_tenant)
   end
 end
 
 -- Held, queued and delayed requests all count as queued.
-local function count_queued(tenant) add_to('queued', 't:' .. tenant, 1) end
-local function uncount_queued(tenant) add_to('queued', 't:' .. tenant, -1) end
-local function count_running(tenant) add_to('leased', 'l:' .. tenant, 1) end
+local function count_queued(tenant, work) add_to('queued', 't:' .. tenant, 1, work) end
+local function uncount_queued(tenant, work) add_to('queued', 't:' .. tenant, -1, work) end
+local function count_running(tenant, work) add_to('leased', 'l:' .. tenant, 1, work) end
 
 -- A place of the tenant's is free: for its most urgent work first.
-local function uncount_running(tenant)
-  add_to('leased', 'l:' .. tenant, -1)
+local function uncount_running(tenant, work)
+  add_to('leased', 'l:' .. tenant, -1, work)
   if cap_on_running() > 0 then
     for _, class in ipairs({ '0', '1', '2' }) do feed(class, tenant) end
   end
