@@ -84,13 +84,14 @@ def _is_configuration(error: BaseException) -> bool:
     """Whether somebody has to change something before the call can succeed."""
     return any(isinstance(cause, _REFUSED) or _tls_way_out(cause) for cause in _causes(error)) or (
         isinstance(error, exceptions.RedisError)
-        and (str(error).startswith(tuple(_REFUSED_WORDS)) or _lacks_a_right(error))
+        and (str(error).startswith(tuple(_REFUSED_WORDS)) or lacks_right(error))
     )
 
 
-def _lacks_a_right(error: BaseException) -> bool:
-    """NOPERM inside the error of a script, as Redis and as Valkey word it."""
-    return "executing the script can't" in str(error) or "ACL failure in script" in str(error)
+def lacks_right(error: BaseException) -> bool:
+    """NOPERM, also inside the error of a script, as Redis and as Valkey word it."""
+    words = ("executing the script can't", "ACL failure in script")
+    return isinstance(error, exceptions.NoPermissionError) or any(w in str(error) for w in words)
 
 
 def _tls_way_out(error: BaseException) -> str | None:
@@ -151,7 +152,7 @@ def _way_out(error: BaseException) -> str:
 
 def _way_out_of(cause: BaseException) -> str | None:
     if isinstance(cause, exceptions.NoPermissionError | exceptions.AuthorizationError) or (
-        _lacks_a_right(cause)
+        lacks_right(cause)
     ):
         return "does not let this user do that: its ACL lacks a right that Tokenmill needs"
     if isinstance(cause, ssl.SSLCertVerificationError):

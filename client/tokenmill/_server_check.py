@@ -87,7 +87,7 @@ def findings(info: Mapping[str, Any], *, is_cluster: bool = False) -> list[Findi
             Finding(
                 "warning",
                 "persistence",
-                "appendonly is off: a restart of Redis loses all requests",
+                "appendonly is off: a restart of Redis loses all requests; set appendonly to yes",
             )
         )
     return found

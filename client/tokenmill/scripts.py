@@ -24,13 +24,14 @@ Argument = str | bytes | int
 
 SCRIPT_NAMES = (
     "enqueue", "admit", "peek", "lease", "append", "heartbeat", "finish", "release", "cancel",
-    "tick", "requeue_dead", "purge", "set_weight", "tenants",
+    "tick", "requeue_dead", "purge", "set_weight", "tenants", "probe",
 )  # fmt: skip
 #: The files that are put in front of a script.
 _PRELUDE = ("common", "window", "lifecycle")
 #: The hot scripts do without: the prelude's functions would be made anew for every token.
 _PRELUDES = {
-    "append": (), "heartbeat": (), "peek": ("common",), "tick": (*_PRELUDE, "tick_leases"),
+    "append": (), "heartbeat": (), "peek": ("common",), "probe": ("common",),
+    "tick": (*_PRELUDE, "tick_leases"),
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "result": "requests",
     "cancel": "requests",
     "queue": "queue",
+    "doctor": "doctor.command",
     "tenant": "tenant",
     "dlq": "dlq",
 }
