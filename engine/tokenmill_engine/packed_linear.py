@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable
 
@@ -10,108 +9,41 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .kernels.build import KernelUnavailable, load_kernel
+from .kernels.build import KernelUnavailable
+from .linear_kernel import PackedWeight
 
 logger = logging.getLogger(__name__)
 
-DTYPES = (torch.float32, torch.bfloat16)
 #: Largest difference from torch's own result that a packed layer may show, as a share of the
 #: result's standard deviation: both only sum up in another order, or round to bfloat16.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-
-_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Linear(ctypes.Structure):
-    """`struct Linear` of the source."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("x", "weight", "bias", "y")),
-        *((name, _INT) for name in ("num_rows", "x_row", "inputs", "outputs")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "packed_as_bfloat16", "num_threads")),
-    )
-
-
-class _Kernel:
-    """The functions of the library, typed."""
-
-    def __init__(self) -> None:
-        library = load_kernel("linear")
-        self.linear = library.tokenmill_linear
-        self.linear.argtypes, self.linear.restype = (ctypes.POINTER(_Linear),), None
-        self.packed_size = library.tokenmill_packed_size
-        self.packed_size.argtypes, self.packed_size.restype = (_INT, _INT), _INT
-        self.pack = library.tokenmill_pack
-        self.unpack = library.tokenmill_unpack
-        for function in (self.pack, self.unpack):
-            function.argtypes = (_POINTER, _INT, _INT, _POINTER, ctypes.c_int32)
-            function.restype = None
 
 
 class PackedLinear(nn.Module):
     """An `nn.Linear` that computes from packed weights; `weight` rebuilds the original.
 
-    Weights that are exact in bfloat16 are kept so, whatever the type of the layer: half the memory
-    to read, and the same results.
-
-    Raises KernelUnavailable where the kernel cannot be built or does not know the layer's type.
+    Raises KernelUnavailable as `PackedWeight` does.
     """
 
     bias: torch.Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        if weight.dtype not in DTYPES or weight.device.type != "cpu":
-            raise KernelUnavailable(f"the kernel does not compute in {weight.dtype}")
-        self._kernel = _Kernel()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.dtype = weight.dtype
-        rows = weight.float().contiguous()
-        self._as_bfloat16 = bool((rows.view(torch.int32) & 0xFFFF).eq(0).all())
-        self._packed = torch.empty(
-            self._kernel.packed_size(*weight.shape),
-            dtype=torch.bfloat16 if self._as_bfloat16 else torch.float32,
-        )
-        self._kernel.pack(
-            rows.data_ptr(), *weight.shape, self._packed.data_ptr(), self._as_bfloat16
-        )
-        bias = linear.bias
-        self.bias = None if bias is None else bias.detach()
-        self._bias = None if bias is None else bias.detach().float().contiguous()
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self._packed = PackedWeight([linear.weight], bias=self.bias)
+        self.dtype = self._packed.dtype
 
     @property
     def weight(self) -> torch.Tensor:
         """`[out_features, in_features]`, for models that read it beside calling the layer."""
-        rows = torch.empty(self.out_features, self.in_features)
-        self._kernel.unpack(
-            self._packed.data_ptr(), *rows.shape, rows.data_ptr(), self._as_bfloat16
-        )
-        return rows.to(self.dtype)
+        return self._packed.unpacked()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[…, in_features]` to `[…, out_features]`"""
         if x.dtype != self.dtype or x.device.type != "cpu":
             return functional.linear(x, self.weight.to(x.device), self.bias)
-        rows = x.reshape(-1, self.in_features)
-        if rows.stride(-1) != 1:
-            rows = rows.contiguous()
-        y = x.new_empty(len(rows), self.out_features)
-        call = _Linear(
-            x=rows.data_ptr(),
-            weight=self._packed.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            y=y.data_ptr(),
-            num_rows=len(rows),
-            x_row=rows.stride(0),
-            inputs=self.in_features,
-            outputs=self.out_features,
-            is_bfloat16=self.dtype == torch.bfloat16,
-            packed_as_bfloat16=self._as_bfloat16,
-            num_threads=torch.get_num_threads(),
-        )
-        if len(rows):
-            self._kernel.linear(call)
+        y = self._packed.multiply(x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

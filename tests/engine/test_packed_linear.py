@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmill_engine import packed_linear
+from tokenmill_engine import linear_kernel
 from tokenmill_engine.kernels.build import KernelUnavailable
 from tokenmill_engine.packed_linear import PackedLinear, pack_linears
 
@@ -60,7 +60,10 @@ def test_weights_that_bfloat16_holds_give_the_same_bits_in_half_the_memory() -> 
     small = PackedLinear(linear)
     linear.weight[0, 0] += 2**-20  # now it takes float32; the other outputs are the same
     large = PackedLinear(linear)
-    assert (small._packed.dtype, large._packed.dtype) == (torch.bfloat16, torch.float32)
+    assert (small._packed._packed.dtype, large._packed._packed.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+    )
     for rows in (1, 5, 72):
         x = torch.randn(rows, 64)
         assert torch.equal(small(x)[:, 1:], large(x)[:, 1:])
@@ -128,7 +131,8 @@ def test_without_a_compiler_the_model_stays(
     def fail(name: str) -> None:
         raise KernelUnavailable("no C++ compiler")
 
-    monkeypatch.setattr(packed_linear, "load_kernel", fail)
+    linear_kernel._kernel.cache_clear()
+    monkeypatch.setattr(linear_kernel, "load_kernel", fail)
     model = Model()
     assert pack_linears(model) == 0
     assert type(model.head) is nn.Linear

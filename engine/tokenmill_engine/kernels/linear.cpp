@@ -1,16 +1,19 @@
-// y = x · Wᵀ + b on a CPU, with W packed once.
+// y = x · Wᵀ + b on a CPU, with W packed once, and what surrounds it in a transformer's layer: RMS
+// normalisation of x before, a gated activation or a residual sum after.
 //
-// W [N, K] is cut into panels of PANEL output columns, each stored as [K, PANEL], so that the inner
-// loop reads it front to back; the last panel is padded with zeros. A register block of MOST_ROWS rows
-// and one panel runs over all of K (the micro-kernel of Goto and van de Geijn, 2008). A panel
-// is at most a few hundred kilobytes and stays in the L2 cache for all rows of a row block.
+// W [N, K] is cut into panels of PANEL output columns, each stored front to back in the order in which
+// the inner loop reads it; the last panel is padded with zeros. A register block of up to MOST_ROWS
+// rows and one panel runs over K (the micro-kernel of Goto and van de Geijn, 2008), cut so that
+// its part of the panel stays in the L1 cache for all rows of a row block, and these in the L2 cache.
 //
 // A weight whose numbers are all exact in bfloat16 may be stored so: the result is the same bit
-// by bit, and half as many bytes are read, which is what a batch of few rows waits for.
+// by bit, and half as many bytes are read. Two adjacent k share a 32-bit word, the even one in its
+// lower half: a shift or a mask widens a vector of them.
 //
 // The sum of an output runs over K in order, whatever the number of rows: no row depends on others.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -18,12 +21,18 @@
 
 extern "C" {
 
-// x and y are both float32 or both bfloat16, dense in the last dimension; a null bias is none.
+// x, y and residual are all float32 or all bfloat16, dense in the last dimension. Null pointers
+// stand for "none". With a gate, the panels of W alternate between gate and up, N counts the
+// columns of either, and y = act(x · gateᵀ) · (x · upᵀ).
 struct Linear {
-  const void *x, *weight;
-  const float* bias;  // [N]
-  void* y;            // [M, N], dense
+  const void *x, *weight, *residual;  // [M, K], packed, [M, N] dense
+  const float *bias;                  // [N]; none with a gate
+  const float *norm;                  // [K] weight of the normalisation of x
+  void* y;                            // [M, N], dense
   int64_t num_rows, x_row, inputs, outputs;  // M, stride of a row of x in elements, K, N
+  float epsilon;
+  int32_t norm_rounds_first;  // x / rms is rounded to x's type before it meets the weight
+  int32_t gate;               // 0 none, 1 SiLU, 2 GELU (tanh)
   int32_t is_bfloat16, packed_as_bfloat16, num_threads;
 };
 
@@ -34,164 +43,259 @@ namespace {
 using namespace tokenmill;
 
 constexpr int PANEL = 2 * W;
-constexpr int ROW_BLOCK = 72;       // rows for which a panel stays in the cache; divides by 6 and 12
+constexpr int64_t BLOCK_FLOATS = 80 * 1024;  // of x in a row block: two thirds of a small L2 cache
+constexpr int64_t MOST_BLOCK_ROWS = 144;
+constexpr int64_t PANEL_BYTES = 20 * 1024;  // of a panel in a block of K: half of a small L1 cache
 constexpr int PANELS_PER_TASK = 2;  // small tasks: threads that were held up are overtaken
 constexpr int WIDE = 4;             // panels of a single row at once: enough sums under way
 
-// ROWS × (PANELS · PANEL) outputs; `weight` is the first of adjacent panels.
+int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+int64_t even(int64_t n) { return n + n % 2; }
+
+// Column vector j of a panel at k = 2 · pair + ODD.
+template <int ODD>
+inline vfloat weights(const float* panel, int64_t pair, int j) {
+  return load(panel + (2 * pair + ODD) * PANEL + j * W);
+}
+template <int ODD>
+inline vfloat weights(const bfloat16* panel, int64_t pair, int j) {
+  const vint words = load_words(panel + (pair * 2 + j) * PANEL);
+  return ODD ? (vfloat)(words & int32_t(0xffff0000)) : (vfloat)(words << 16);
+}
+
+template <int ROWS, int PANELS, int ODD, class T>
+inline void add_products(vfloat (&sum)[ROWS][2 * PANELS], const float* x, int64_t x_row,
+                         const T* weight, int64_t panel_size, int64_t pair) {
+  vfloat row[2 * PANELS];
+  for (int j = 0; j < 2 * PANELS; j++) {
+    row[j] = weights<ODD>(weight + j / 2 * panel_size, pair, j % 2);
+    keep(row[j]);
+  }
+  for (int m = 0; m < ROWS; m++) {
+    const vfloat factor = all(x[m * x_row + 2 * pair + ODD]);
+    for (int j = 0; j < 2 * PANELS; j++) sum[m][j] += factor * row[j];
+  }
+}
+
+// y [ROWS, PANELS · PANEL] += x · weight, over `count` k of adjacent panels.
 template <int ROWS, int PANELS, class T>
-void register_block(const float* x, int64_t x_row, const T* weight, int64_t inputs,
-                    const float* bias, float* y, int64_t y_row) {
+void register_block(const float* x, int64_t x_row, const T* weight, int64_t panel_size,
+                    int64_t count, float* y, int64_t y_row) {
   vfloat sum[ROWS][2 * PANELS];
   for (int m = 0; m < ROWS; m++)
-    for (int j = 0; j < 2 * PANELS; j++) sum[m][j] = bias ? load(bias + j * W) : vfloat{};
-  for (int64_t k = 0; k < inputs; k++) {
-    vfloat row[2 * PANELS];
-    for (int j = 0; j < 2 * PANELS; j++)
-      row[j] = load(weight + (j / 2 * inputs + k) * PANEL + j % 2 * W);
-    for (int m = 0; m < ROWS; m++) {
-      const vfloat factor = all(x[m * x_row + k]);
-      for (int j = 0; j < 2 * PANELS; j++) sum[m][j] += factor * row[j];
-    }
+    for (int j = 0; j < 2 * PANELS; j++) sum[m][j] = load(y + m * y_row + j * W);
+  for (int64_t pair = 0; pair < count / 2; pair++) {
+    add_products<ROWS, PANELS, 0>(sum, x, x_row, weight, panel_size, pair);
+    add_products<ROWS, PANELS, 1>(sum, x, x_row, weight, panel_size, pair);
   }
+  if (count % 2) add_products<ROWS, PANELS, 0>(sum, x, x_row, weight, panel_size, count / 2);
   for (int m = 0; m < ROWS; m++)
     for (int j = 0; j < 2 * PANELS; j++) store(y + m * y_row + j * W, sum[m][j]);
 }
 
 template <int ROWS, class T>
-void last_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t inputs,
-               const float* bias, float* y, int64_t y_row) {
+void few_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t count,
+              float* y, int64_t y_row) {
   if constexpr (ROWS > 0) {
-    if (rows == ROWS) register_block<ROWS, 1>(x, x_row, weight, inputs, bias, y, y_row);
-    else last_rows<ROWS - 1>(rows, x, x_row, weight, inputs, bias, y, y_row);
+    if (rows == ROWS) register_block<ROWS, 1>(x, x_row, weight, 0, count, y, y_row);
+    else few_rows<ROWS - 1>(rows, x, x_row, weight, count, y, y_row);
   }
 }
 
-// One panel for all rows of a row block.
+// One panel for all rows of a row block, in register blocks of nearly the same height.
 template <class T>
-void panel_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t inputs,
-                const float* bias, float* y, int64_t y_row) {
-  int64_t m = 0;
-  for (; m + MOST_ROWS <= rows; m += MOST_ROWS)
-    register_block<MOST_ROWS, 1>(x + m * x_row, x_row, weight, inputs, bias, y + m * y_row, y_row);
-  last_rows<MOST_ROWS - 1>(rows - m, x + m * x_row, x_row, weight, inputs, bias, y + m * y_row,
-                           y_row);
+void panel_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t count,
+                float* y, int64_t y_row) {
+  const int64_t tiles = ceil_div(rows, MOST_ROWS);
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    const int64_t m = rows * tile / tiles, end = rows * (tile + 1) / tiles;
+    few_rows<MOST_ROWS>(end - m, x + m * x_row, x_row, weight, count, y + m * y_row, y_row);
+  }
 }
 
-// One thread's memory: a panel made float32, a bias padded to whole panels, and outputs before
-// they are cut to N columns or rounded.
-struct Scratch { std::vector<float> panel, bias, y; };
+// What a value becomes when the model keeps it in its own type.
+template <class X>
+inline float rounded(float x) {
+  X kept;
+  from_float(x, &kept);
+  return to_float(kept);
+}
+template <>
+inline float rounded<float>(float x) { return x; }
+
+// x · sigmoid(s), which is SiLU for s = x and the tanh form of GELU for the s below.
+inline vfloat activate(vfloat x, int32_t kind) {
+  vfloat s = x;
+  if (kind == 2) s = 1.5957691216057308f * (x + 0.044715f * (x * x * x));
+  const vfloat minus = -s;
+  return x / (1.0f + exponential(choose(minus > 88.0f, all(88.0f), minus)));
+}
+
+template <class X>
+void normalise(const X* x, int64_t size, const Linear& call, float* out) {
+  vfloat squares{};
+  float rest = 0.0f;
+  int64_t k = 0;
+  for (; k + W <= size; k += W) {
+    const vfloat part = load(x + k);
+    squares += part * part;
+  }
+  for (int64_t i = k; i < size; i++) rest += to_float(x[i]) * to_float(x[i]);
+  const float scale = 1.0f / std::sqrt((sum_of(squares) + rest) / float(size) + call.epsilon);
+  for (int64_t i = 0; i < size; i++) {
+    const float plain = to_float(x[i]) * scale;
+    out[i] = rounded<X>((call.norm_rounds_first ? rounded<X>(plain) : plain) * call.norm[i]);
+  }
+}
+
+// Memory that threads keep from call to call: x made float32 or normalised, and sums of a task.
+std::vector<float>& kept(int which) {
+  static thread_local std::vector<float> buffers[2];
+  return buffers[which];
+}
 
 // X is the type of x and y, T that of the packed weight.
 template <class X, class T>
 class Product {
  public:
   explicit Product(const Linear& call)
-      : call_(call), panels_((call.outputs + PANEL - 1) / PANEL),
-        x_(static_cast<const float*>(call.x)), x_row_(call.x_row) {}
+      : call_(call), panels_(ceil_div(call.outputs, PANEL) * (call.gate ? 2 : 1)),
+        panel_size_(even(call.inputs) * PANEL), x_row_(call.x_row) {}
 
   void run() {
     const int64_t rows = call_.num_rows, inputs = call_.inputs;
-    const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t width = rows == 1 ? WIDE : PANELS_PER_TASK;
-    const int64_t groups = (panels_ + width - 1) / width;
-    if (sizeof(X) != sizeof(float)) {
-      widened_.resize(rows * inputs);
-      x_ = widened_.data();
+    const bool prepares = sizeof(X) != sizeof(float) || call_.norm;
+    float* prepared = nullptr;
+    if (prepares) {
+      auto& buffer = kept(0);
+      if (int64_t(buffer.size()) < rows * inputs) buffer.resize(rows * inputs);
+      x_ = prepared = buffer.data();
       x_row_ = inputs;
+    } else {
+      x_ = static_cast<const float*>(call_.x);
     }
+    const int64_t limit = std::clamp<int64_t>(BLOCK_FLOATS / inputs, MOST_ROWS, MOST_BLOCK_ROWS);
+    const int64_t row_blocks = ceil_div(rows, limit);
+    const int64_t width = rows == 1 ? WIDE : PANELS_PER_TASK;
+    const int64_t groups = ceil_div(panels_, width);
 #pragma omp parallel num_threads(std::max(1, call_.num_threads))
     {
-      Scratch scratch;
-      if (sizeof(X) != sizeof(float)) {
+      if (prepares) {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) widen(row);
+        for (int64_t row = 0; row < rows; row++) prepare(row, prepared + row * inputs);
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < row_blocks * groups; task++) {
-        const int64_t row = task / groups * ROW_BLOCK, first = task % groups * width;
-        compute(row, std::min<int64_t>(ROW_BLOCK, rows - row), first,
-                std::min(width, panels_ - first), scratch);
+        const int64_t block = task / groups, first = task % groups * width;
+        const int64_t row = rows * block / row_blocks, end = rows * (block + 1) / row_blocks;
+        compute(row, end - row, first, std::min(width, panels_ - first));
       }
     }
   }
 
  private:
-  void widen(int64_t row) {
+  void prepare(int64_t row, float* out) const {
     const X* x = static_cast<const X*>(call_.x) + row * call_.x_row;
-    for (int64_t k = 0; k < call_.inputs; k++) widened_[row * call_.inputs + k] = to_float(x[k]);
+    if (call_.norm) normalise(x, call_.inputs, call_, out);
+    else for (int64_t k = 0; k < call_.inputs; k++) out[k] = to_float(x[k]);
   }
 
-  void compute(int64_t row, int64_t rows, int64_t first, int64_t count, Scratch& scratch) const {
-    const int64_t column = first * PANEL, columns = count * PANEL;
-    const int64_t real = std::min(columns, call_.outputs - column);
-    const float* bias = call_.bias ? call_.bias + column : nullptr;
-    if (bias && real < columns) {
-      scratch.bias.assign(columns, 0.0f);
-      std::copy_n(bias, real, scratch.bias.data());
-      bias = scratch.bias.data();
+  void compute(int64_t row, int64_t rows, int64_t first, int64_t count) const {
+    const int64_t columns = count * PANEL;
+    auto& buffer = kept(1);
+    if (int64_t(buffer.size()) < rows * columns) buffer.resize(rows * columns);
+    float* sums = buffer.data();
+    const int64_t column = first * PANEL;
+    for (int64_t m = 0; m < rows; m++) {
+      std::fill_n(sums + m * columns, columns, 0.0f);
+      if (call_.bias)
+        std::copy_n(call_.bias + column, std::min(columns, call_.outputs - column),
+                    sums + m * columns);
     }
-    X* out = static_cast<X*>(call_.y) + row * call_.outputs + column;
-    if (sizeof(X) == sizeof(float) && real == columns) {
-      multiply(row, rows, first, count, bias, reinterpret_cast<float*>(out), call_.outputs,
-               scratch);
-      return;
+    multiply(row, rows, first, count, sums);
+    for (int64_t m = 0; m < rows; m++) finish(row + m, first, count, sums + m * columns);
+  }
+
+  void multiply(int64_t row, int64_t rows, int64_t first, int64_t count, float* sums) const {
+    const int64_t inputs = call_.inputs, columns = count * PANEL;
+    const int64_t blocks = ceil_div(inputs * PANEL * int64_t(sizeof(T)), PANEL_BYTES);
+    const int64_t size = rows == 1 ? inputs : even(ceil_div(inputs, blocks));
+    for (int64_t k = 0; k < inputs; k += size) {
+      const int64_t part = std::min(size, inputs - k);
+      const float* x = x_ + row * x_row_ + k;
+      const T* weight = static_cast<const T*>(call_.weight) + first * panel_size_ + k * PANEL;
+      if (rows == 1 && count == WIDE)
+        register_block<1, WIDE>(x, x_row_, weight, panel_size_, part, sums, columns);
+      else if (rows == 2 && count == 2)
+        register_block<2, 2>(x, x_row_, weight, panel_size_, part, sums, columns);
+      else
+        for (int64_t p = 0; p < count; p++)
+          panel_rows(rows, x, x_row_, weight + p * panel_size_, part, sums + p * PANEL, columns);
     }
-    scratch.y.resize(rows * columns);
-    multiply(row, rows, first, count, bias, scratch.y.data(), columns, scratch);
-    for (int64_t m = 0; m < rows; m++)
+  }
+
+  // Sums of one row to results.
+  void finish(int64_t row, int64_t first, int64_t count, float* sums) const {
+    int64_t column = first * PANEL;
+    if (call_.gate) {
+      column /= 2;
+      for (int64_t p = 0; p < count; p += 2)
+        for (int j = 0; j < PANEL; j += W) gate(sums + p * PANEL + j, sums + p / 2 * PANEL + j);
+      count /= 2;
+    }
+    const int64_t real = std::min(count * PANEL, call_.outputs - column);
+    const int64_t place = row * call_.outputs + column;
+    X* y = static_cast<X*>(call_.y) + place;
+    if (call_.residual) {
+      const X* residual = static_cast<const X*>(call_.residual) + place;
       for (int64_t n = 0; n < real; n++)
-        from_float(scratch.y[m * columns + n], out + m * call_.outputs + n);
+        from_float(to_float(residual[n]) + rounded<X>(sums[n]), y + n);
+    } else {
+      for (int64_t n = 0; n < real; n++) from_float(sums[n], y + n);
+    }
   }
 
-  void multiply(int64_t row, int64_t rows, int64_t first, int64_t count, const float* bias,
-                float* y, int64_t y_row, Scratch& scratch) const {
-    const int64_t inputs = call_.inputs, size = inputs * PANEL;
-    const float* x = x_ + row * x_row_;
-    const T* weight = static_cast<const T*>(call_.weight) + first * size;
-    if (rows == 1 && count == WIDE) {
-      register_block<1, WIDE>(x, x_row_, weight, inputs, bias, y, y_row);
+  void gate(const float* sums, float* out) const {
+    vfloat gate = load(sums), up = load(sums + PANEL);
+    if (sizeof(X) == sizeof(float)) {
+      store(out, activate(gate, call_.gate) * up);
       return;
     }
-    for (int64_t p = 0; p < count; p++, weight += size, y += PANEL) {
-      const float* panel_bias = bias ? bias + p * PANEL : nullptr;
-      if (sizeof(T) != sizeof(float) && rows >= 3 * MOST_ROWS) {  // widened once for all rows
-        scratch.panel.resize(size);
-        for (int64_t i = 0; i < size; i += W) store(&scratch.panel[i], load(weight + i));
-        panel_rows(rows, x, x_row_, scratch.panel.data(), inputs, panel_bias, y, y_row);
-      } else {
-        panel_rows(rows, x, x_row_, weight, inputs, panel_bias, y, y_row);
-      }
-    }
+    for (int i = 0; i < W; i++) gate[i] = rounded<X>(gate[i]);
+    const vfloat activated = activate(gate, call_.gate);
+    for (int i = 0; i < W; i++) out[i] = rounded<X>(activated[i]) * rounded<X>(up[i]);
   }
 
   const Linear& call_;
-  const int64_t panels_;
-  const float* x_;
+  const int64_t panels_, panel_size_;
+  const float* x_ = nullptr;
   int64_t x_row_;
-  std::vector<float> widened_;
 };
 
-// To packed order, or back.
-template <class T, class Move>
-void for_each_weight(int64_t outputs, int64_t inputs, T* packed, Move move) {
-  for (int64_t n = 0; n < (outputs + PANEL - 1) / PANEL * PANEL; n++)
-    for (int64_t k = 0; k < inputs; k++)
-      move(n, k, packed[(n / PANEL * inputs + k) * PANEL + n % PANEL]);
+// Where W[n, k] is in the panels of a packed weight of type T.
+template <class T>
+int64_t place(int64_t n, int64_t k, int64_t inputs, int64_t first, int64_t step) {
+  const int64_t panel = first + n / PANEL * step, column = n % PANEL;
+  const int64_t start = panel * even(inputs) * PANEL;
+  if (sizeof(T) == sizeof(float)) return start + k * PANEL + column;
+  return start + (k / 2 * 2 + column / W) * PANEL + column % W * 2 + k % 2;
+}
+
+struct Packing { int64_t outputs, inputs, first, step; };
+
+template <class T>
+void pack(const float* weight, const Packing& p, T* packed) {
+  for (int64_t n = 0; n < ceil_div(p.outputs, PANEL) * PANEL; n++)
+    for (int64_t k = 0; k < even(p.inputs); k++)
+      from_float(n < p.outputs && k < p.inputs ? weight[n * p.inputs + k] : 0.0f,
+                 packed + place<T>(n, k, p.inputs, p.first, p.step));
 }
 
 template <class T>
-void pack(const float* weight, int64_t outputs, int64_t inputs, T* packed) {
-  for_each_weight(outputs, inputs, packed, [&](int64_t n, int64_t k, T& place) {
-    from_float(n < outputs ? weight[n * inputs + k] : 0.0f, &place);
-  });
-}
-
-template <class T>
-void unpack(const T* packed, int64_t outputs, int64_t inputs, float* weight) {
-  for_each_weight(outputs, inputs, packed, [&](int64_t n, int64_t k, const T& place) {
-    if (n < outputs) weight[n * inputs + k] = to_float(place);
-  });
+void unpack(const T* packed, const Packing& p, float* weight) {
+  for (int64_t n = 0; n < p.outputs; n++)
+    for (int64_t k = 0; k < p.inputs; k++)
+      weight[n * p.inputs + k] = to_float(packed[place<T>(n, k, p.inputs, p.first, p.step)]);
 }
 
 }  // namespace
@@ -200,19 +304,22 @@ extern "C" {
 
 // Numbers in the packed form of a weight [outputs, inputs].
 int64_t tokenmill_packed_size(int64_t outputs, int64_t inputs) {
-  return (outputs + PANEL - 1) / PANEL * PANEL * inputs;
+  return ceil_div(outputs, PANEL) * PANEL * even(inputs);
 }
 
-void tokenmill_pack(const float* weight, int64_t outputs, int64_t inputs, void* packed,
-                    int32_t as_bfloat16) {
-  if (as_bfloat16) pack(weight, outputs, inputs, static_cast<bfloat16*>(packed));
-  else pack(weight, outputs, inputs, static_cast<float*>(packed));
+// Into every `step`-th panel from `first` on.
+void tokenmill_pack(const float* weight, int64_t outputs, int64_t inputs, int64_t first,
+                    int64_t step, void* packed, int32_t as_bfloat16) {
+  const Packing p{outputs, inputs, first, step};
+  if (as_bfloat16) pack(weight, p, static_cast<bfloat16*>(packed));
+  else pack(weight, p, static_cast<float*>(packed));
 }
 
-void tokenmill_unpack(const void* packed, int64_t outputs, int64_t inputs, float* weight,
-                      int32_t as_bfloat16) {
-  if (as_bfloat16) unpack(static_cast<const bfloat16*>(packed), outputs, inputs, weight);
-  else unpack(static_cast<const float*>(packed), outputs, inputs, weight);
+void tokenmill_unpack(const void* packed, int64_t outputs, int64_t inputs, int64_t first,
+                      int64_t step, float* weight, int32_t as_bfloat16) {
+  const Packing p{outputs, inputs, first, step};
+  if (as_bfloat16) unpack(static_cast<const bfloat16*>(packed), p, weight);
+  else unpack(static_cast<const float*>(packed), p, weight);
 }
 
 void tokenmill_linear(const Linear* call) {

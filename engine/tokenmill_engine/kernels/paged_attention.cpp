@@ -28,25 +28,6 @@ using namespace tokenmill;
 constexpr int TILE_VECTORS = 48;  // query vectors of a work item: Q, S and O stay in the L2 cache
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
-// Cephes' expf: 2^n · P(r) with r = x - n·ln 2. Below -87 the result is 0, for -infinity too; NaN
-// stays NaN, so that a broken model shows.
-inline vfloat exponential(vfloat x) {
-  const float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
-  vfloat shifted = x * 1.44269504088896341f + MAGIC;
-  vfloat n = shifted - MAGIC;
-  vfloat r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  vfloat p = all(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  vint scale = ((vint)shifted << 23) + 0x3f800000;
-  return choose(x < -87.0f, vfloat{}, p * (vfloat)scale);
-}
-
 // C[ROWS][VECTORS * W] += A[ROWS][k] · B[k][VECTORS * W]
 template <int ROWS, int VECTORS, class T>
 inline void register_block(const float* a, int64_t lda, const T* b, int64_t ldb, float* c,

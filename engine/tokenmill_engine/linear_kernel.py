@@ -1,0 +1,141 @@
+"""The kernel in `kernels/linear.cpp`, typed, and weights in its packed form."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from .kernels.build import KernelUnavailable, load_kernel
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+#: Gated activations by the name that transformers' configurations give them.
+GATES = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
+
+_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Linear(ctypes.Structure):
+    """`struct Linear` of the source."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "weight", "residual", "bias", "norm", "y")),
+        *((name, _INT) for name in ("num_rows", "x_row", "inputs", "outputs")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("norm_rounds_first", "gate", "is_bfloat16")),
+        *((name, ctypes.c_int32) for name in ("packed_as_bfloat16", "num_threads")),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """RMS normalisation: `x / sqrt(mean(x²) + epsilon) · weight`.
+
+    `rounds_first` says that the quotient is rounded to the model's type before it is scaled.
+    """
+
+    weight: torch.Tensor  # [K] float32
+    epsilon: float
+    rounds_first: bool
+
+
+@cache
+def _kernel() -> Any:
+    """Raises KernelUnavailable."""
+    library = load_kernel("linear")
+    library.tokenmill_linear.argtypes = (ctypes.POINTER(_Linear),)
+    library.tokenmill_linear.restype = None
+    library.tokenmill_packed_size.argtypes = (_INT, _INT)
+    library.tokenmill_packed_size.restype = _INT
+    for function in (library.tokenmill_pack, library.tokenmill_unpack):
+        pointers: list[Any] = [_POINTER, *[_INT] * 4, _POINTER, ctypes.c_int32]
+        function.argtypes, function.restype = pointers, None
+    return library
+
+
+class PackedWeight:
+    """Weights `[N, K]` that multiply the same x, packed as one.
+
+    Weights that are exact in bfloat16 are kept so, whatever the type of the layer: half the memory
+    to read, and the same results. `gate` (a value of `GATES`) takes two weights, gate and up.
+
+    Raises KernelUnavailable where the kernel cannot be built or does not know the weights' type.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        *,
+        bias: torch.Tensor | None = None,
+        norm: Norm | None = None,
+        gate: int = 0,
+    ) -> None:
+        self.dtype = weights[0].dtype
+        if self.dtype not in DTYPES or weights[0].device.type != "cpu":
+            raise KernelUnavailable(f"the kernel does not compute in {self.dtype}")
+        kernel = _kernel()
+        self._call = kernel.tokenmill_linear
+        parts = [weight.detach().float().contiguous() for weight in weights]
+        if not gate:
+            parts = [torch.cat(parts) if len(parts) > 1 else parts[0]]
+        self.outputs, self.inputs = parts[0].shape
+        self._step = len(parts)
+        self._as_bfloat16 = all(map(_is_bfloat16, parts))
+        self._packed = torch.empty(
+            kernel.tokenmill_packed_size(self.outputs, self.inputs) * len(parts),
+            dtype=torch.bfloat16 if self._as_bfloat16 else torch.float32,
+        )
+        for number, part in enumerate(parts):
+            kernel.tokenmill_pack(part.data_ptr(), *self._place(number))
+        self._bias = None if bias is None else bias.detach().float().contiguous()
+        self._norm = norm
+        self._template = _Linear(
+            weight=self._packed.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            norm=None if norm is None else norm.weight.data_ptr(),
+            epsilon=0.0 if norm is None else norm.epsilon,
+            norm_rounds_first=norm is not None and norm.rounds_first,
+            gate=gate,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            is_bfloat16=self.dtype == torch.bfloat16,
+            packed_as_bfloat16=self._as_bfloat16,
+        )
+
+    def unpacked(self, number: int = 0) -> torch.Tensor:
+        """`[N, K]` in the original type; with a gate, gate is number 0 and up number 1."""
+        rows = torch.empty(self.outputs, self.inputs)
+        _kernel().tokenmill_unpack(
+            self._packed.data_ptr(), *self._place(number, of=rows.data_ptr())
+        )
+        return rows.to(self.dtype)
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """`[T, K]` and `[T, N]`, both of `dtype` on the CPU, to `[T, N]`."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        y = x.new_empty(len(x), self.outputs)
+        if not len(x):
+            return y
+        call = _Linear.from_buffer_copy(self._template)
+        call.x, call.x_row, call.num_rows = x.data_ptr(), x.stride(0), len(x)
+        call.y = y.data_ptr()
+        if residual is not None:
+            residual = residual.contiguous()
+            call.residual = residual.data_ptr()
+        call.num_threads = torch.get_num_threads()
+        self._call(call)  # without the GIL
+        return y
+
+    def _place(self, number: int, of: int | None = None) -> tuple[int, ...]:
+        target = self._packed.data_ptr() if of is None else of
+        return self.outputs, self.inputs, number, self._step, target, self._as_bfloat16
+
+
+def _is_bfloat16(weight: torch.Tensor) -> bool:
+    return bool((weight.view(torch.int32) & 0xFFFF).eq(0).all())
