@@ -21,6 +21,7 @@ from .places import Places
 from .room import Room
 from .settings import Settings
 from .shutdown import Shutdown
+from .throughput import Throughput
 from .watchdog import Watchdog
 from .ways import Way
 
@@ -59,6 +60,7 @@ class Service:
         self.deliveries: AllDeliveries = (
             next(iter(held.values())) if len(held) == 1 else DeliveriesOfLanes(held, changed)
         )
+        self._generated = Throughput()
         self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
         self._dispatcher = Dispatcher(
             self.deliveries, engine_thread, self.metrics, on_done=self._room.learn
@@ -84,10 +86,13 @@ class Service:
 
     def occupancy(self) -> dict[str, object]:
         """For the worker's card."""
+        stats = self._dispatcher.stats
         return {
             "running": len(self.deliveries),
-            "waiting": self._dispatcher.stats.num_waiting,
+            "waiting": stats.num_waiting,
             "room_tokens": self._room.tokens(),
+            "kv_usage": round(stats.kv_cache_usage, 3),
+            "generated_per_s": round(self._generated.per_second(stats.generation_tokens_total), 1),
         }
 
     async def run(self, shutdown: Shutdown) -> bool:
