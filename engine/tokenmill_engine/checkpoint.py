@@ -53,7 +53,7 @@ def load_model(config: EngineConfig, on_progress: Progress | None = None) -> Loa
     source = _source(config.model)
     device = _device(config)
     dtype = _dtype(config, device)
-    report(f"reading the configuration of {config.model}")
+    report(f"reading the configuration ({config.model})")
     hf_config = _load_config(config, source)
     check_config(hf_config)
     report(f"checking the architecture ({hf_config.model_type})")

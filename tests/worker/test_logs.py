@@ -44,12 +44,19 @@ def test_phases_are_logged_with_their_seconds(capsys: pytest.CaptureFixture[str]
     set_up_logging("info", "plain", "worker-1")
     phases = Phases()
 
-    phases("weights")
+    phases("reading the configuration (/models/a)")
+    phases("warm-up")
     phases("warm-up")
     phases.end()
 
     lines = capsys.readouterr().err.splitlines()
-    assert ["phase=weights" in lines[0], "phase=warm-up" in lines[1], len(lines)] == [True, True, 2]
+    shown = ("starting Python", "reading the configuration", "warm-up", "warm-up")
+    assert [phase in line for phase, line in zip(shown, lines, strict=True)] == [True] * 4
+    durations = phases.durations_s
+    assert list(durations) == ["starting_python", "reading_the_configuration", "warm_up"]
+    # The phases follow each other without a gap, from the start of this process on.
+    assert 0 <= phases.seconds - sum(durations.values()) < 1
+    assert durations["starting_python"] > durations["warm_up"]
 
 
 def test_an_error_is_described_by_type_and_place() -> None:

@@ -56,6 +56,15 @@ def test_every_series_exists_at_zero_with_vllms_labels() -> None:
     assert not any(name.endswith("_created") for name, _ in names)
 
 
+def test_the_start_is_shown_by_its_phases() -> None:
+    metrics = Metrics("small", 2048)
+    metrics.started({"importing_torch": 1.5, "warming_up": 0.25}, 2.0)
+
+    found = samples(metrics)
+    shown = {phase: value for (name, phase), value in found.items() if "startup" in name}
+    assert shown == {"importing_torch": 1.5, "warming_up": 0.25, "total": 2.0}
+
+
 def test_the_engines_totals_are_followed() -> None:
     metrics = Metrics("small", 2048)
     stats = EngineStats(

@@ -6,7 +6,7 @@ first event misses that event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -79,6 +79,12 @@ class Metrics:
         for name, counter in self._engine_counters.items():
             counter.inc(max(getattr(stats, name) - getattr(self._last, name), 0))
         self._last = stats
+
+    def started(self, phases_s: Mapping[str, float], total_s: float) -> None:
+        """The worker is ready: how long each phase of its start took, and all since its process
+        began."""
+        for phase, seconds in (*phases_s.items(), ("total", total_s)):
+            self._startup.labels(**self._labels, phase=phase).set(seconds)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)
@@ -181,6 +187,12 @@ class Metrics:
         )
 
     def _make_own(self) -> None:
+        self._startup = Gauge(
+            "tokenmill_startup_seconds",
+            "Phases of the start of this worker; total runs from the process to ready.",
+            (*LABELS, "phase"),
+            registry=self.registry,
+        )
         self.leases = self._counter("tokenmill_leases", "Leases taken.")
         self.leases_resumed = self._counter(
             "tokenmill_leases_resumed", "Leases of requests that another attempt had begun."

@@ -58,22 +58,23 @@ class Worker:
         shutdown = Shutdown()
         shutdown.listen()
         settings = self._settings
+        phases = Phases()
         ways = Ways(settings, self.id)
         endpoints = Endpoints(settings.metrics_host, settings.metrics_port, self._routes())
         self._address = endpoints.address
         try:
+            phases("connecting to the queue")
             opened = await ways.open()
             async with AsyncExitStack() as shown:
                 await shown.enter_async_context(ways.kept())
                 for way in opened:
                     await shown.enter_async_context(self._card(way).shown())
-                return await self._load_and_serve(opened, shutdown)
+                return await self._load_and_serve(opened, shutdown, phases)
         finally:
             await asyncio.to_thread(endpoints.close)
             await ways.close()
 
-    async def _load_and_serve(self, ways: Sequence[Way], shutdown: Shutdown) -> int:
-        phases = Phases()
+    async def _load_and_serve(self, ways: Sequence[Way], shutdown: Shutdown, phases: Phases) -> int:
         engine_thread = EngineThread(self._factory, phases)
         engine = await self._load(engine_thread, shutdown)
         if engine is None:
@@ -90,6 +91,7 @@ class Worker:
             health=self._health,
         )
         self._service = service
+        service.metrics.started(phases.durations_s, phases.seconds)
         self._health.enter("ready")
         logger.info(
             "ready",
