@@ -164,12 +164,21 @@ class QueueCalls:
 
         At most `limits.MAX_REQUESTS_PER_APPEND` events a call: Redis serves nobody meanwhile.
         """
-        args: list[Argument] = [self._publish]
-        for request_id, fence, seq, payload in events:
-            # Per token: hiredis packs text in half the time it takes for an integer.
-            args += (request_id, fence, str(seq), payload)
-        _check_batch("append", len(args) // 4, limits.MAX_REQUESTS_PER_APPEND)
-        return ScriptCall(load_script("append"), self._key, tuple(args), _as_is)
+        return self.append_packed([
+            text
+            for request_id, fence, seq, payload in events
+            for text in (request_id, fence, str(seq), payload)
+        ])  # fmt: skip
+
+    def append_packed(self, arguments: Sequence[str]) -> ScriptCall[list[int]]:
+        """`append` for events whose fields lie in one list, four for each, the number as text.
+
+        For every token of every request: no object for each, and hiredis packs text in half the
+        time that it takes for an integer.
+        """
+        _check_batch("append", len(arguments) // 4, limits.MAX_REQUESTS_PER_APPEND)
+        args = (self._publish, *arguments)
+        return ScriptCall(load_script("append"), self._key, args, _as_is)
 
     def heartbeat(self, worker: str, leases: Iterable[Lease]) -> ScriptCall[list[int]]:
         """Renew leases; per lease the length of its log, or `replies.LOST`."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
 from support_worker import make_delivery, make_output
 from tokenmill_engine.outputs import TokenLogprobs
 from tokenmill_worker.delivery import (
@@ -28,6 +32,17 @@ def test_events_are_numbered_densely_behind_those_of_earlier_attempts() -> None:
         '{"e":5,"i":6,"k":[2,3],"t":"","lp":[[[2,-0.5,1,"b"]],[[3,-1.5,2,"c"]]],"a":2}',
     ]
     assert (delivery.acked, delivery.num_tokens) == (2, 8)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1), st.text(st.characters(codec="utf-8")))
+def test_the_json_of_tokens_is_an_encoders(token_ids: list[int], text: str) -> None:
+    delivery = make_delivery(attempt=3)
+
+    delivery.add_tokens(token_ids, text, None)
+
+    assert delivery.events[0].encode() == to_json(
+        {"e": 1, "i": 0, "k": token_ids, "t": text, "a": 3}
+    )
 
 
 def test_everything_pending_goes_into_one_event_up_to_its_limit() -> None:

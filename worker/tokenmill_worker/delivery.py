@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from json.encoder import encode_basestring as quoted
 from typing import Any, Literal
 
 from pydantic_core import to_json
@@ -105,17 +106,17 @@ class Delivery:
     def add_tokens(
         self, token_ids: Sequence[int], text: str, logprobs: Sequence[object] | None
     ) -> None:
-        """Append the event of the next tokens. For every token: one dict, encoded once."""
-        event: dict[str, object] = {
-            "e": len(self.events) + 1,
-            "i": self.num_tokens,
-            "k": token_ids,
-            "t": text,
-        }
-        if logprobs:
-            event["lp"] = logprobs
-        event["a"] = self.lease.attempt
-        self.events.append(to_json(event).decode())
+        """Append the event of the next tokens.
+
+        This runs for every token, so its JSON is put together by hand: an encoder takes twice as
+        long.
+        """
+        ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
+        more = f',"lp":{to_json(logprobs).decode()}' if logprobs else ""
+        self.events.append(
+            f'{{"e":{len(self.events) + 1},"i":{self.num_tokens},"k":[{ids}],"t":{quoted(text)}'
+            f'{more},"a":{self.lease.attempt}}}'
+        )
         self.num_tokens += len(token_ids)
 
     def start(self, worker_id: str) -> None:

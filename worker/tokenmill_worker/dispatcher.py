@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from tokenmill_engine.outputs import EngineStats, RequestOutput
@@ -114,17 +113,23 @@ class Dispatcher:
         self.stats = stats
         self._metrics.on_step(stats)
         now_s = time.monotonic()
-        gaps_s: Counter[float] = Counter()
+        gaps_s: dict[float, int] = {}
+        delivery_of = self._deliveries.get
         for output in outputs:
-            delivery = self._deliveries.get(output.request_id)
+            delivery = delivery_of(output.request_id)
             if delivery is None:  # dropped while the step was under way
                 continue
             if output.new_token_ids:
-                self._observe_tokens(delivery, now_s, gaps_s)
+                times = delivery.times
+                last_s, times.last_token_s = times.last_token_s, now_s
+                if last_s is None:
+                    self._observe_first(delivery, now_s)
+                else:
+                    gaps_s[last_s] = gaps_s.get(last_s, 0) + 1
             book(delivery, output)
         # Whoever was in the step before has waited as long as its neighbours: few different gaps.
-        for gap_s, count in gaps_s.items():
-            self._metrics.inter_token_latency.observe(gap_s, count)
+        for last_s, count in gaps_s.items():
+            self._metrics.inter_token_latency.observe(now_s - last_s, count)
         self._deliveries.changed.set()  # the engine may have room again
 
     def _on_refused(self, attempt_id: str, error: Exception) -> None:
@@ -132,16 +137,12 @@ class Dispatcher:
         if delivery is not None:
             self.refuse(delivery, error)
 
-    def _observe_tokens(self, delivery: Delivery, now_s: float, gaps_s: Counter[float]) -> None:
-        times = delivery.times
-        if times.last_token_s is not None:
-            gaps_s[now_s - times.last_token_s] += 1
-        elif not delivery.lease.num_events:
-            prefill_s = now_s - times.leased_s
+    def _observe_first(self, delivery: Delivery, now_s: float) -> None:
+        delivery.times.first_token_s = now_s
+        if not delivery.lease.num_events:
+            prefill_s = now_s - delivery.times.leased_s
             self._metrics.prefill_time.observe(prefill_s)
             self._metrics.time_to_first_token.observe(delivery.lease.waited_ms / 1000 + prefill_s)
-        times.first_token_s = times.first_token_s or now_s
-        times.last_token_s = now_s
 
     def _observe_end(self, delivery: Delivery, now_s: float) -> None:
         metrics, times = self._metrics, delivery.times

@@ -86,26 +86,27 @@ class Publisher:
     async def _append_all(self) -> None:
         """Everything that the logs are not known to hold, by the numbers of the events."""
         work: list[tuple[Delivery, int]] = []
+        arguments: list[str] = []
         for delivery in self._deliveries:
-            for outputs in delivery.take_pending():
-                delivery.add_tokens(*to_event_fields(outputs, self._text_of))
-            for seq in range(delivery.acked + 1, len(delivery.events) + 1):
-                work.append((delivery, seq))
-        for first in range(0, len(work), limits.MAX_REQUESTS_PER_APPEND):
-            await self._append(work[first : first + limits.MAX_REQUESTS_PER_APPEND])
+            if delivery.pending:
+                for outputs in delivery.take_pending():
+                    delivery.add_tokens(*to_event_fields(outputs, self._text_of))
+            events, lease = delivery.events, delivery.lease
+            for index in range(delivery.acked, len(events)):
+                work.append((delivery, index + 1))
+                arguments += (lease.request_id, lease.fence, str(index + 1), events[index])
+        size = limits.MAX_REQUESTS_PER_APPEND
+        for first in range(0, len(work), size):
+            part = arguments[4 * first : 4 * (first + size)]
+            await self._append(work[first : first + size], part)
 
-    async def _append(self, work: list[tuple[Delivery, int]]) -> None:
-        call = self._calls.append(
-            AppendEvent(
-                delivery.lease.request_id, delivery.lease.fence, seq, delivery.events[seq - 1]
-            )
-            for delivery, seq in work
-        )
+    async def _append(self, work: list[tuple[Delivery, int]], arguments: list[str]) -> None:
+        call = self._calls.append_packed(arguments)
         began_s = time.monotonic()
         codes = await self._retrier.until_answered("append", lambda: arun(self._redis, call))
         self._metrics.append_seconds.observe(time.monotonic() - began_s)
         for (delivery, seq), code in zip(work, codes, strict=True):
-            if code == STORED:
+            if code == STORED:  # as nearly always: the others may still be answered meanwhile
                 delivery.acknowledge(seq)
             elif delivery in self._deliveries:
                 self._book(delivery, seq, code)
