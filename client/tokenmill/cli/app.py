@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "result": "requests",
     "cancel": "requests",
     "queue": "queue",
+    "top": "top",
     "doctor": "doctor.command",
     "tenant": "tenant",
     "dlq": "dlq",

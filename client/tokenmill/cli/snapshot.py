@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,7 +45,11 @@ class ClassDepth:
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """The parts are read one after another: they may differ by what happened in between."""
+    """The parts are read one after another: they may differ by what happened in between.
+
+    `ends_per_s`: requests that ended per second of late; None: nobody has measured it. `paused_s`:
+    for how long the pool has been paused; None: it is not.
+    """
 
     queued: int
     leased: int
@@ -54,6 +58,12 @@ class QueueSnapshot:
     classes: tuple[ClassDepth, ...]
     tenants: dict[str, int]
     workers: tuple[dict[str, Any], ...]
+    ends_per_s: float | None = None
+    paused_s: float | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_s is not None
 
     @property
     def oldest_s(self) -> float | None:
@@ -79,7 +89,14 @@ class QueueSnapshot:
             ),
             tenants=dict(tenants),
             workers=tuple(workers[name] for name in sorted(workers)),
+            ends_per_s=_total(part.ends_per_s for part in parts),
+            paused_s=max((p.paused_s for p in parts if p.paused_s is not None), default=None),
         )
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def read_snapshot(homes: Sequence[Home]) -> QueueSnapshot:
@@ -94,6 +111,7 @@ def _read_partition(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
         for field, count in counters.items()
         if field.startswith(TENANT_COUNTER_PREFIX)
     }
+    rate = _text(client.hget(keys.maintenance, "rate"))
     return QueueSnapshot(
         queued=int(counters.get("queued", 0)),
         leased=int(counters.get("leased", 0)),
@@ -102,6 +120,7 @@ def _read_partition(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
         classes=tuple(_depths(client, keys, list(tenants))),
         tenants=tenants,
         workers=tuple(read_worker_cards(client, keys)),
+        ends_per_s=float(rate) if rate else None,
     )
 
 
