@@ -201,7 +201,6 @@ def forbidden_to(roles: Roles, keys: Keyspace) -> dict[str, list[Callable[[redis
         lambda c: c.xreadgroup("tokenmill", "w", {queue: ">"}),
         lambda c: c.hgetall(keys.owners),
         lambda c: c.delete(log),
-        lambda c: c.xrange(queue),
     ]
     return {
         "worker": [*everyone, *writers],
@@ -211,7 +210,12 @@ def forbidden_to(roles: Roles, keys: Keyspace) -> dict[str, list[Callable[[redis
             lambda c: c.xreadgroup("tokenmill", "w", {queue: ">"}),
             lambda c: c.execute_command("SUBSCRIBE", f"{keys.prefix}q:1"),
         ],
-        "observer": [*everyone, *readers, lambda c: c.hgetall(keys.counters)],
+        "observer": [
+            *everyone,
+            *readers,
+            lambda c: c.hgetall(keys.counters),
+            lambda c: c.xrange(queue),
+        ],
         "metrics": [
             *everyone,
             *readers,

@@ -23,19 +23,22 @@ def json_reply(ok: bool, facts: dict[str, object]) -> Reply:
 
 
 class Endpoints:
-    """An HTTP server for GET on the given routes. Its port is known once it is made.
+    """An HTTP server for GET on the given routes. Its port is known once it is made; `option` is
+    how the user chose it.
 
     Raises:
         SettingsError: the address cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int, routes: dict[str, Route]) -> None:
+    def __init__(
+        self, host: str, port: int, routes: dict[str, Route], *, option: str = "metrics_port"
+    ) -> None:
         handler = type("Handler", (_Handler,), {"routes": routes})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
             raise SettingsError(
-                f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); "
+                f"{option}: cannot listen on {host}:{port} ({error.strerror}); "
                 "choose another, or 0 for a free one"
             ) from None
         self._server.daemon_threads = True
