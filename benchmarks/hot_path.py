@@ -8,8 +8,9 @@ the publisher and the script `append`. Four figures for each number of requests 
     event_us    the same with the dispatcher before it: all of the event loop's work per token
     worker_us   a whole worker process, engine thread included, less what the made-up engine takes
 
-The prototype (`PROTOTYPE`) packed ready-made events into calls; its Python had no events to make,
-no metrics and no deliveries.
+`publish_us` and `event_us` are those of the median step. With `--prototype DIR` the prototype is
+measured in turn with ours: its script, and its Python, which packed ready-made events into calls
+and had no events to make, no metrics and no deliveries.
 """
 
 from __future__ import annotations
@@ -18,26 +19,20 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from tokenmill._redis import aconnect, connect
-from tokenmill.calls import AppendEvent, QueueCalls
+from tokenmill.calls import QueueCalls
 from tokenmill.embedded import EmbeddedServer
-from tokenmill.keys import GROUP, Keyspace
-from tokenmill.ready import create_groups, read_entries
-from tokenmill.replies import STORED, Lease
+from tokenmill.keys import Keyspace
 from tokenmill.scripts import run
 from tokenmill_engine.outputs import EngineStats
 from tokenmill_worker.delivery import Deliveries, Delivery
@@ -49,17 +44,17 @@ from tokenmill_worker.publisher import Publisher
 from tokenmill_worker.retrying import Retrier
 
 from . import environments, machine
-from .hot_path_engine import TOKEN_ID, TOKEN_TEXT, engine_us, output_of
+from .hot_path_engine import engine_us, output_of
+from .hot_path_prototype import Prototype
+from .hot_path_server import leases_of, redis_us
 from .processes import running, wait_until
 
 #: Requests per step.
 BATCHES = (8, 64, 256)
 TOKENS_PER_FIGURE = 60_000
-#: µs per token measured with the prototype at 64 requests per step, one client, another machine.
-PROTOTYPE = {"redis_us": 2.7, "publish_us": 2.8}
 FIGURES = ("redis_us", "publish_us", "event_us", "worker_us")
+PROTOTYPE_FIGURES = ("prototype_redis_us", "prototype_publish_us")
 RESULTS = environments.REPOSITORY / "benchmarks" / "results"
-APPENDS_AT_A_TIME = 128
 BUSY_WARNING_CORES = 0.15
 #: Of the whole worker. Its engine takes STEP_S for a step, so that each token is an event.
 WORKER_STEPS = 500
@@ -74,16 +69,17 @@ def main() -> None:
             "larger",
             file=sys.stderr,
         )
+    prototype = Prototype(arguments.prototype) if arguments.prototype else None
+    names = (*FIGURES, *(PROTOTYPE_FIGURES if prototype else ()))
     rows = []
     for batch in arguments.batches:
-        runs = [_measure(batch, arguments.tokens) for _ in range(arguments.rounds)]
-        figures = {name: statistics.median(each[name] for each in runs) for name in FIGURES}
+        runs = [_measure(batch, arguments.tokens, prototype) for _ in range(arguments.rounds)]
+        figures = {name: statistics.median(each[name] for each in runs) for name in names}
         rows.append({"requests": batch, **figures})
         print(_line(rows[-1]), file=sys.stderr)
     record = {
         "machine": machine.describe(environments.REPOSITORY),
         "busy_cores": round(busy_cores, 2),
-        "prototype": PROTOTYPE,
         "rounds": arguments.rounds,
         "rows": rows,
     }
@@ -98,16 +94,24 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--tokens", type=int, default=TOKENS_PER_FIGURE)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prototype", type=Path, help="folder of the prototype's scripts")
     parser.add_argument("--output", type=Path, help="JSON; default: benchmarks/results/")
     return parser.parse_args()
 
 
-def _measure(batch: int, tokens: int) -> dict[str, float]:
+def _measure(batch: int, tokens: int, prototype: Prototype | None) -> dict[str, float]:
     steps = max(1, tokens // batch)
+    figures = {}
     with EmbeddedServer() as server:
-        figures = {"redis_us": _redis_us(server, batch, steps)}
+        figures["redis_us"] = redis_us(server, batch, steps)
     with EmbeddedServer() as server:
         figures["publish_us"] = asyncio.run(_loop_us(server, batch, steps, dispatch=False))
+    if prototype is not None:
+        with EmbeddedServer() as server:
+            figures["prototype_redis_us"] = prototype.redis_us(server, batch, steps)
+        with EmbeddedServer() as server:
+            spent_us = asyncio.run(prototype.publish_us(server, batch, steps))
+            figures["prototype_publish_us"] = statistics.median(spent_us)
     with EmbeddedServer() as server:
         figures["event_us"] = asyncio.run(_loop_us(server, batch, steps, dispatch=True))
     with EmbeddedServer() as server:
@@ -116,69 +120,14 @@ def _measure(batch: int, tokens: int) -> dict[str, float]:
 
 
 def _table(rows: list[dict[str, float]]) -> str:
-    header = f"{'requests per step':>17}" + "".join(f"{name:>12}" for name in FIGURES)
-    prototype = "".join(f"{PROTOTYPE.get(name, float('nan')):12.1f}" for name in FIGURES)
-    lines = [header, *map(_line, rows), f"{'prototype, 64':>17}{prototype}".replace("nan", "  –")]
-    return "\n".join(lines)
+    names = [name for name in rows[0] if name != "requests"]
+    header = f"{'requests per step':>17}" + "".join(f"{name:>22}" for name in names)
+    return "\n".join([header, *map(_line, rows)])
 
 
 def _line(row: dict[str, float]) -> str:
-    return f"{row['requests']:>17.0f}" + "".join(f"{row[name]:12.2f}" for name in FIGURES)
-
-
-# ---- the server ----
-
-
-def _redis_us(server: EmbeddedServer, batch: int, steps: int) -> float:
-    keys = Keyspace()
-    calls = QueueCalls(keys)
-    with connect(server.url) as client, _listener(server, keys, batch):
-        leases = _leases(client, calls, batch)
-        process = psutil.Process(server.pid)
-        began_s = sum(process.cpu_times()[:2])
-        for seq in range(1, steps + 1):
-            for first in range(0, batch, APPENDS_AT_A_TIME):
-                part = leases[first : first + APPENDS_AT_A_TIME]
-                codes = run(client, calls.append(_event(lease, seq) for lease in part))
-                assert codes == [STORED] * len(part)
-        return (sum(process.cpu_times()[:2]) - began_s) / (batch * steps) * 1e6
-
-
-def _event(lease: Lease, seq: int) -> AppendEvent:
-    payload = f'{{"e":{seq},"i":{seq},"k":[{TOKEN_ID}],"t":"{TOKEN_TEXT}","a":1}}'
-    return AppendEvent(lease.request_id, lease.fence, seq, payload)
-
-
-def _leases(client: Any, calls: QueueCalls, count: int) -> list[Lease]:
-    create_groups(client, calls.keys)
-    for number in range(count):
-        # A tenant each: nobody waits for a window.
-        body = json.dumps({"prompt": "x"})
-        run(client, calls.enqueue(f"request-{number}", body=body, tenant=f"t{number}"))
-    streams: Any = {calls.keys.ready("1"): ">"}
-    entries = read_entries(calls.keys, client.xreadgroup(GROUP, "bench", streams, count=count))
-    leases = [reply.lease for reply in run(client, calls.lease("bench", entries))]
-    assert len(leases) == count
-    return [lease for lease in leases if lease is not None]
-
-
-@contextmanager
-def _listener(server: EmbeddedServer, keys: Keyspace, count: int) -> Iterator[None]:
-    """One connection that listens to all requests and throws away what it hears."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(urlsplit(server.url).path)
-        names = " ".join(keys.channel(f"request-{number}") for number in range(count))
-        connection.sendall(f"SUBSCRIBE {names}\r\n".encode())
-        reader = threading.Thread(target=_drain, args=(connection,), daemon=True)
-        reader.start()
-        yield
-        connection.shutdown(socket.SHUT_RDWR)
-        reader.join()
-
-
-def _drain(connection: socket.socket) -> None:
-    while connection.recv(1 << 20):
-        pass
+    figures = "".join(f"{value:22.2f}" for name, value in row.items() if name != "requests")
+    return f"{row['requests']:>17.0f}{figures}"
 
 
 # ---- the event loop ----
@@ -196,10 +145,9 @@ class _NoEngine:
 
 async def _loop_us(server: EmbeddedServer, batch: int, steps: int, *, dispatch: bool) -> float:
     """CPU time of the loop's thread per token. Each step is written before the next comes."""
-    keys = Keyspace()
-    calls = QueueCalls(keys)
+    calls = QueueCalls(Keyspace())
     with connect(server.url) as client:
-        leases = _leases(client, calls, batch)
+        leases = leases_of(client, batch)
     redis = pack_in_c(aconnect(server.url))
     deliveries, metrics, engine = Deliveries(), Metrics("none", 4096), _NoEngine()
     dispatcher = Dispatcher(deliveries, engine, metrics)  # type: ignore[arg-type]  # a stand-in
@@ -217,7 +165,7 @@ async def _loop_us(server: EmbeddedServer, batch: int, steps: int, *, dispatch: 
     for delivery in held:
         deliveries.add(delivery)
     loops = [asyncio.create_task(publisher.run()), asyncio.create_task(dispatcher.run())]
-    spent_s = 0.0
+    spent_s = []
     for number in range(1, steps + 1):
         outputs = [output_of(delivery.attempt_id, number) for delivery in held]
         if not dispatch:
@@ -230,11 +178,11 @@ async def _loop_us(server: EmbeddedServer, batch: int, steps: int, *, dispatch: 
             deliveries.unwritten.set()
         while held[-1].acked < number:
             await publisher.settle()
-        spent_s += time.thread_time() - began_s
+        spent_s.append(time.thread_time() - began_s)
     for loop in loops:
         loop.cancel()
     await redis.aclose()
-    return spent_s / (batch * steps) * 1e6
+    return statistics.median(spent_s) / batch * 1e6
 
 
 # ---- the whole worker ----
