@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from .keys import READY_CLASSES
+
+#: On a worker's card, and in the hash of maintenance as the last worker that knew has written it:
+#: tokens that one worker computes per second while there is enough to do.
+CAPACITY_FIELD: Final = "capacity_tokens_per_s"
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class PoolReading:
     @property
     def tokens_per_s(self) -> float | None:
         """The speed of one worker with enough to do; None: no worker has ever known it."""
-        told = [_number(card.get("tokens_per_s")) for card in self.cards.values()]
+        told = [_number(card.get(CAPACITY_FIELD)) for card in self.cards.values()]
         measured = [speed for speed in told if speed > 0]
         return sum(measured) / len(measured) if measured else self.last_speed
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
-from ._backlog import ClassReading, PoolReading
+from ._backlog import CAPACITY_FIELD, ClassReading, PoolReading
 from ._work import estimate_tokens
 from .keys import GROUP, READY_CLASSES, TENANT_COUNTER_PREFIX, Keyspace
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from redis import Redis
     from redis.client import Pipeline
 
-#: Fields of the hash of maintenance: requests that end per second, and the tokens that one worker
-#: computes per second while there is enough to do, as the last one that knew has written it.
+#: Field of the hash of maintenance: requests that end per second.
 RATE_FIELD: Final = "rate"
-SPEED_FIELD: Final = "tokens_per_s"
 #: Undelivered entries of a class that are looked at for those by plain XADD, which have no record
 #: and count nowhere until a worker admits them. Of more, these are taken as a sample.
 PLAIN_LOOK: Final = 256
@@ -50,7 +48,7 @@ class _PartitionReader:
         keys = self._keys
         counters, maintenance, delayed, letters, flag, moment, workers, *streams = self._ask(
             lambda p: p.hgetall(keys.counters),
-            lambda p: p.hmget(keys.maintenance, [RATE_FIELD, SPEED_FIELD]),
+            lambda p: p.hmget(keys.maintenance, [RATE_FIELD, CAPACITY_FIELD]),
             lambda p: p.zcard(keys.delayed),
             lambda p: p.xlen(keys.dead_letters),
             lambda p: p.get(keys.memory_flag),

@@ -129,10 +129,10 @@ def test_cards_say_what_is_left_and_leases_without_a_card_count_whole(queue: Que
         queue.enqueue(f"r{number}", body=BODY, tenant=f"t{number}")
     queue.lease("one", count=3)
     queue.lease("two", count=1)
-    card(queue, "one", state="ready", running=3, remaining_tokens=30, tokens_per_s=100.0)
+    card(queue, "one", state="ready", running=3, remaining_tokens=30, capacity_tokens_per_s=100.0)
     assert read(queue).running_tokens == 30 + WORK  # "two" has no card (yet)
 
-    card(queue, "two", state="ready", running=3, remaining_tokens=50, tokens_per_s=50.0)
+    card(queue, "two", state="ready", running=3, remaining_tokens=50, capacity_tokens_per_s=50.0)
     reading = read(queue)
     assert reading.running_tokens == round(80 * 4 / 6)  # a card from before two of them ended
     assert reading.tokens_per_s == 75.0
@@ -140,7 +140,7 @@ def test_cards_say_what_is_left_and_leases_without_a_card_count_whole(queue: Que
 
 
 def test_the_last_known_speed_outlives_the_workers(queue: Queue) -> None:
-    queue.client.hset(queue.keys.maintenance, "tokens_per_s", "123.5")
+    queue.client.hset(queue.keys.maintenance, "capacity_tokens_per_s", "123.5")
 
     assert read(queue).tokens_per_s == 123.5
 

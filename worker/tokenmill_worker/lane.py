@@ -24,6 +24,7 @@ from .retrying import Retrier
 from .room import Room
 from .settings import Settings
 from .ways import Way
+from .workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Shared:
     room: Room
     places: Places
     metrics: Metrics
+    workload: Workload
     text_of: Callable[[int], str]
     quarantine: asyncio.Lock  # held by the one suspect that may begin
 
@@ -194,5 +196,6 @@ class Lane:
             calls=self._way.calls,
             retrier=self._retrier,
             metrics=self._shared.metrics,
+            workload=self._shared.workload,
             interval_s=self._shared.settings.lease_ms / 5000,
         )

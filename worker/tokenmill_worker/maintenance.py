@@ -12,6 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
+from tokenmill._backlog import CAPACITY_FIELD
 from tokenmill._redis_errors import REDIS_ERRORS, is_retryable
 from tokenmill.calls import QueueCalls
 from tokenmill.scripts import arun
@@ -20,6 +21,7 @@ from .cancellation import raise_if_cancelled
 from .logs import fields
 from .metrics import TICK_COUNTS, Metrics
 from .retrying import Retrier
+from .workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +37,8 @@ class Maintenance:
     calls: QueueCalls
     retrier: Retrier
     metrics: Metrics
+    workload: Workload
     interval_s: float
-    _counted: tuple[int, int] = field(default=(0, 0), init=False)
     _memory_checked_s: float = field(default=float("-inf"), init=False)
 
     async def run(self) -> None:
@@ -46,6 +48,7 @@ class Maintenance:
             await asyncio.sleep(self.interval_s * random.uniform(0.7, 1.3))
             try:
                 await self._tick()
+                await self._measure()
                 await self._check_memory()
             except REDIS_ERRORS as error:
                 if not is_retryable(error):
@@ -61,17 +64,15 @@ class Maintenance:
             self.metrics.maintenance[name].inc(count)
         if counts:
             logger.info("maintenance", extra=fields(**counts))
-        queued, leased = await self._counters()
-        # By difference: the lanes of a worker add up.
-        self.metrics.queued.inc(queued - self._counted[0])
-        self.metrics.leased.inc(leased - self._counted[1])
-        self._counted = queued, leased
 
-    async def _counters(self) -> tuple[int, int]:
-        key = self.calls.keys.counters
-        values: Any = await self.redis.hmget(key, ["queued", "leased"])
-        queued, leased = (int(value or 0) for value in values)
-        return queued, leased
+    async def _measure(self) -> None:
+        """Leave behind how fast a worker is: an autoscaler asks while none runs."""
+        queued: Any = await self.redis.hget(self.calls.keys.counters, "queued")
+        self.workload.measure(is_backlogged=int(queued or 0) > 0)
+        capacity = self.workload.capacity_tokens_per_s
+        if capacity is not None:
+            key = self.calls.keys.maintenance
+            await self.redis.hset(key, CAPACITY_FIELD, f"{capacity:.1f}")
 
     async def _check_memory(self) -> None:
         now_s = time.monotonic()

@@ -225,5 +225,3 @@ class Metrics:
         self.append_seconds = self._histogram(
             "tokenmill_append_seconds", "Round trip of a write of events.", CALL_BUCKETS
         )
-        self.queued = self._gauge("tokenmill_queue_queued", "Requests that wait in the queue.")
-        self.leased = self._gauge("tokenmill_queue_leased", "Requests held by workers.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes
+from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes, Delivery
 from .dispatcher import Dispatcher
 from .engine_port import Engine
 from .engine_thread import EngineThread
@@ -24,6 +24,7 @@ from .shutdown import Shutdown
 from .throughput import Throughput
 from .watchdog import Watchdog
 from .ways import Way
+from .workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ class Service:
         )
         self._generated = Throughput()
         self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
+        self._workload = Workload(self.deliveries, lambda: self._dispatcher.stats)
         self._dispatcher = Dispatcher(
-            self.deliveries, engine_thread, self.metrics, on_done=self._room.learn
+            self.deliveries, engine_thread, self.metrics, on_done=self._learn
         )
         self._dispatcher.stats = engine.stats()  # nobody uses the engine yet
         shared = Shared(
@@ -75,6 +77,7 @@ class Service:
             room=self._room,
             places=Places(self._room.num_requests),
             metrics=self.metrics,
+            workload=self._workload,
             text_of=lru_cache(TOKEN_TEXTS)(lambda token_id: engine.tokenizer.decode([token_id])),
             quarantine=asyncio.Lock(),
         )
@@ -93,7 +96,14 @@ class Service:
             "room_tokens": self._room.tokens(),
             "kv_usage": round(stats.kv_cache_usage, 3),
             "generated_per_s": round(self._generated.per_second(stats.generation_tokens_total), 1),
+            "remaining_tokens": self._workload.remaining_tokens(),
+            "capacity_tokens_per_s": round(self._workload.capacity_tokens_per_s or 0.0, 1),
         }
+
+    def _learn(self, delivery: Delivery) -> None:
+        """A request ended well."""
+        self._room.learn(delivery)
+        self._workload.ended(delivery)
 
     async def run(self, shutdown: Shutdown) -> bool:
         """Work until `shutdown`, then drain. Returns whether everything was handed over.
