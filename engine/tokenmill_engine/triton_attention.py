@@ -36,12 +36,12 @@ MIN_CAPABILITY = (8, 0)
 class DevicePlan:
     """`StepTables` and `WorkList` as int32 tensors on the device."""
 
+    num_parts: int  # room that the parts of split rows need
     sequences: torch.Tensor  # [S, 4]
     block_ids: torch.Tensor  # [N]
     decode_items: torch.Tensor  # [W, 4]
     prompt_items: torch.Tensor  # [V, 4]
     merges: torch.Tensor  # [M, 4]
-    num_parts: int  # room that the parts of split rows need
 
 
 class PlanSource(Protocol):
@@ -57,7 +57,7 @@ class FreshPlans:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._meta: AttentionMetadata | None = None  # the step that the others belong to
-        self._tables: tuple[torch.Tensor, ...] = ()
+        self._tables: list[torch.Tensor] = []
         self._plans: dict[WorkKey, DevicePlan] = {}
 
     def plan(self, meta: AttentionMetadata, key: WorkKey) -> DevicePlan:
@@ -68,7 +68,7 @@ class FreshPlans:
         if key not in self._plans:
             work = plan_work(meta, key)
             lists = _upload(_arrays(work), self._device)
-            self._plans[key] = DevicePlan(*self._tables, *lists, num_parts=work.num_parts)
+            self._plans[key] = DevicePlan(work.num_parts, *self._tables, *lists)
         return self._plans[key]
 
 
@@ -257,14 +257,15 @@ def _arrays(tables: StepTables | WorkList) -> tuple[Table, ...]:
     return tables.decode_items, tables.prompt_items, tables.merges
 
 
-def _upload(arrays: tuple[Table, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+def _upload(arrays: tuple[Table, ...], device: torch.device) -> list[torch.Tensor]:
     """All of them in one copy."""
     packed = np.concatenate([array.ravel() for array in arrays])
     on_device = torch.from_numpy(packed).to(device, non_blocking=True)
-    sizes = [array.size for array in arrays]
-    return tuple(
-        part.view(array.shape) for part, array in zip(on_device.split(sizes), arrays, strict=True)
-    )
+    ends = np.cumsum([array.size for array in arrays]).tolist()
+    return [
+        on_device[end - array.size : end].view(array.shape)
+        for end, array in zip(ends, arrays, strict=True)
+    ]
 
 
 def _dense_last(tensor: torch.Tensor) -> torch.Tensor:
