@@ -2,14 +2,23 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# pip reads the second one by itself: it is where builds of torch for CPU or another CUDA are.
-ARG TORCH=torch==2.13.0
-ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv
 WORKDIR /src
 # From what changes least to what changes most: torch, the other requirements, our own code.
-RUN pip install "${TORCH}"
+#
+# For `cpu` the index of torch's small builds, without 3 GB of CUDA libraries; for `cuda` the package
+# index itself, or the one of another CUDA release.
+ARG VARIANT=cpu
+ARG TORCH_VERSION=2.13.0
+ARG TORCH_INDEX_URL
+RUN case "${VARIANT}" in \
+        cpu) torch="torch==${TORCH_VERSION}+cpu"; index=https://download.pytorch.org/whl/cpu ;; \
+        cuda) torch="torch==${TORCH_VERSION}"; index= ;; \
+        *) echo "VARIANT is cpu or cuda" >&2; exit 1 ;; \
+    esac \
+    && index="${TORCH_INDEX_URL:-${index}}" \
+    && pip install ${index:+--extra-index-url "${index}"} "${torch}"
 COPY pyproject.toml deploy/requirements_of.py ./
 RUN python requirements_of.py worker > requirements.txt && pip install -r requirements.txt
 COPY README.md LICENSE ./
@@ -32,8 +41,12 @@ RUN useradd --uid 10001 --gid 0 --create-home tokenmill \
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    TOKENIZERS_PARALLELISM=false \
+    USER=tokenmill \
     XDG_CACHE_HOME=/cache \
     HF_HOME=/cache/huggingface \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+    TRITON_CACHE_DIR=/cache/triton \
     TOKENMILL_METRICS_HOST=0.0.0.0 \
     TOKENMILL_METRICS_PORT=9400
 USER 10001:0

@@ -11,7 +11,7 @@ PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-all mutants chaos soak fuzz leak lint fmt type bench bench-peers compose-test
+.PHONY: help setup model demo test test-all mutants chaos soak fuzz leak lint fmt type bench bench-peers compose-test deploy-check
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
@@ -61,8 +61,11 @@ bench: $(VENV)/.stamp-run  ## measure Tokenmill: the engine alone, and through t
 bench-peers: $(VENV)/.stamp-run  ## the same beside its peers, which are installed in .peers/
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 
-compose-test: $(VENV)/.stamp-run  ## build the image, start two workers, stream to them, take all down
-	$(BIN)/python deploy/compose_check.py $(ARGS)
+compose-test: $(VENV)/.stamp-run  ## build the image, start workers, disturb them in every way, take all down
+	$(BIN)/python -m deploy.check $(ARGS)
+
+deploy-check: $(VENV)/.stamp-dev  ## manifests, alerts, compose files and Dockerfile, each by its own tool
+	$(BIN)/python -m deploy.validate
 
 model: $(VENV)/.stamp-dev
 	@$(BIN)/python -m tokenmill_worker.model_store >/dev/null
