@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tokenmill_engine.outputs import EngineStats
 from tokenmill_worker.counting_histogram import CountingHistogram
-from tokenmill_worker.metrics import Metrics, one_two_five
+from tokenmill_worker.metric_buckets import one_two_five
+from tokenmill_worker.metrics import Metrics
 
 #: The names that vLLM's own Grafana dashboard asks for.
 DASHBOARD = {
@@ -73,7 +74,12 @@ def test_the_engines_totals_are_followed() -> None:
     )  # fmt: skip
 
     metrics.on_step(stats)
-    metrics.on_step(replace(stats, steps_total=2, generation_tokens_total=8, num_running=0))
+    metrics.on_step(stats)  # nothing new
+    metrics.on_step(
+        replace(
+            stats, prompt_tokens_total=8, steps_total=2, generation_tokens_total=8, num_running=0
+        )
+    )
 
     values = samples(metrics)
     assert values["vllm:num_requests_running", ""] == 0
@@ -81,6 +87,11 @@ def test_the_engines_totals_are_followed() -> None:
     assert values["vllm:kv_cache_usage_perc", ""] == 0.6
     assert values["vllm:generation_tokens_total", ""] == 8
     assert values["vllm:prefix_cache_hits_total", ""] == 32
+    assert values["vllm:prompt_tokens_total", ""] == 40
+    assert values["vllm:prompt_tokens_by_source_total", "local_compute"] == 8
+    assert values["vllm:prompt_tokens_by_source_total", "local_cache_hit"] == 32
+    assert values["vllm:prompt_tokens_cached_by_source_total", "device"] == 32
+    assert values["vllm:num_requests_waiting_by_reason", "capacity"] == 2
     assert values["vllm:iteration_tokens_total_count", ""] == 2
     assert values["vllm:iteration_tokens_total_sum", ""] == 40
 

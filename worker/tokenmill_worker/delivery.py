@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,13 @@ class Delivery:
     def is_stored(self) -> bool:
         """Whether everything that was generated is in the log."""
         return not self.pending and self.acked == len(self.events)
+
+    @property
+    def num_unstored_tokens(self) -> int:
+        """Generated, but not known to be in the log."""
+        unstored = [json.loads(event).get("k", ()) for event in self.events[self.acked :]]
+        unstored += [output.new_token_ids for output in self.pending]
+        return sum(map(len, unstored))
 
     @property
     def num_output_tokens(self) -> int:

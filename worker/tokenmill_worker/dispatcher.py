@@ -54,6 +54,8 @@ class Dispatcher:
             max(lease.remaining_ms, 0) / 1000, self.drop, delivery, "deadline"
         )
         self._metrics.leases.inc()
+        if lease.strikes:
+            self._metrics.leases_suspected.inc()
         if lease.num_events:
             self._metrics.leases_resumed.inc()
         else:
@@ -64,6 +66,7 @@ class Dispatcher:
         if delivery not in self._deliveries:
             return
         self._deliveries.remove(delivery)
+        self._metrics.wasted_tokens.inc(delivery.num_unstored_tokens)
         self._engine.abort(delivery.attempt_id)
         self._metrics.leases_lost[reason].inc()
         self._metrics.request_success["abort"].inc()
@@ -118,6 +121,7 @@ class Dispatcher:
         for output in outputs:
             delivery = delivery_of(output.request_id)
             if delivery is None:  # dropped while the step was under way
+                self._metrics.wasted_tokens.inc(len(output.new_token_ids))
                 continue
             if output.new_token_ids:
                 times = delivery.times
@@ -158,4 +162,7 @@ class Dispatcher:
         metrics.generation_tokens.observe(delivery.num_tokens)
         metrics.max_generation_tokens.observe(delivery.num_tokens)  # the same: n is always 1
         metrics.max_tokens.observe(delivery.max_tokens)
+        metrics.choices.observe(1)
+        usage = delivery.usage
+        metrics.prefill_computed_tokens.observe(max(usage.prompt_tokens - usage.cached_tokens, 0))
         metrics.num_preemptions.observe(delivery.latest.num_preemptions if delivery.latest else 0)

@@ -84,6 +84,7 @@ class Handover:
             return
         # Out of the books first: what the engine still brings must not be written any more.
         self.deliveries.remove(delivery)
+        self.metrics.wasted_tokens.inc(delivery.num_unstored_tokens)
         reply = await self.retrier.until_answered("release", lambda: arun(self.redis, call))
         self.metrics.released.inc()
         logger.info(

@@ -14,35 +14,28 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from tokenmill_engine.outputs import EngineStats
 
 from .counting_histogram import CountingHistogram
+from .metric_buckets import (
+    CALL_BUCKETS,
+    CHOICE_BUCKETS,
+    ITERATION_BUCKETS,
+    PHASE_BUCKETS,
+    PREEMPTION_BUCKETS,
+    TOKEN_LATENCY_BUCKETS,
+    TTFT_BUCKETS,
+    one_two_five,
+)
 
 LABELS = ("model_name", "engine")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+CACHE_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+WAITING_REASONS = ("capacity", "deferred")
 LEASE_LOSSES = ("taken", "deadline")
 RETRIED_CALLS = (
     "fetch", "admit", "lease", "log", "append", "finish", "release", "give_back", "heartbeat",
     "tick",
 )  # fmt: skip
 TICK_COUNTS = ("promoted", "expired", "redelivered", "requeued", "dead", "recovered")
-
-TTFT_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
-    80, 160, 640, 2560,
-)  # fmt: skip
-TOKEN_LATENCY_BUCKETS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-PHASE_BUCKETS = (
-    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
-)  # fmt: skip
-ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
-CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-
-
-def one_two_five(maximum: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 … up to `maximum`, as vLLM's buckets for token counts."""
-    series = (mantissa * 10**exponent for exponent in range(12) for mantissa in (1, 2, 5))
-    return tuple(value for value in series if value <= maximum)
 
 
 class Metrics:
@@ -73,12 +66,25 @@ class Metrics:
     def on_step(self, stats: EngineStats) -> None:
         self.num_requests_running.set(stats.num_running)
         self.num_requests_waiting.set(stats.num_waiting)
+        self.waiting_by_reason["capacity"].set(stats.num_waiting)
         self.kv_cache_usage.set(stats.kv_cache_usage)
         if stats.steps_total > self._last.steps_total:
             self.iteration_tokens.observe(stats.num_batched_tokens)
-        for name, counter in self._engine_counters.items():
-            counter.inc(max(getattr(stats, name) - getattr(self._last, name), 0))
+        for name, counters in self._engine_counters.items():
+            growth = getattr(stats, name) - getattr(self._last, name)
+            if growth > 0:
+                for counter in counters:
+                    counter.inc(growth)
         self._last = stats
+
+    def configured(self, facts: Mapping[str, object]) -> None:
+        """How the KV cache is set up, as vLLM's gauge of that name tells it: in labels."""
+        labels = {name: str(value) for name, value in facts.items()}
+        family = Gauge(
+            "vllm:cache_config_info", "How the KV cache is set up.", (*LABELS, *labels),
+            registry=self.registry,
+        )  # fmt: skip
+        family.labels(**self._labels, **labels).set(1)
 
     def started(self, phases_s: Mapping[str, float], total_s: float) -> None:
         """The worker is ready: how long each phase of its start took, and all since its process
@@ -98,6 +104,10 @@ class Metrics:
         family = Counter(name, text, (*LABELS, label), registry=self.registry)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
+    def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
+        family = Gauge(name, text, (*LABELS, label), registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
+
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         family = Histogram(name, text, LABELS, registry=self.registry, buckets=tuple(buckets))
         return family.labels(**self._labels)
@@ -109,30 +119,51 @@ class Metrics:
         self.num_requests_waiting = self._gauge(
             "vllm:num_requests_waiting", "Requests that wait inside the engine."
         )
+        self.waiting_by_reason = self._gauges(
+            "vllm:num_requests_waiting_by_reason",
+            "The same by what they wait for; deferred is always 0.",
+            "reason",
+            WAITING_REASONS,
+        )
         self.kv_cache_usage = self._gauge(
             "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
         )
 
     def _make_counters(self) -> None:
-        self._engine_counters = {
-            "preemptions_total": self._counter("vllm:num_preemptions", "Preempted requests."),
-            "prompt_tokens_total": self._counter("vllm:prompt_tokens", "Computed prompt tokens."),
-            "generation_tokens_total": self._counter("vllm:generation_tokens", "Generated tokens."),
-            "prefix_cache_queries_total": self._counter(
-                "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        make = self._counter
+        prompts = make("vllm:prompt_tokens", "Prompt tokens, computed or found in the cache.")
+        by_source = self._counters(
+            "vllm:prompt_tokens_by_source", "The same by where they came from.", "source",
+            PROMPT_SOURCES,
+        )  # fmt: skip
+        cached_by_source = self._counters(
+            "vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", "source",
+            CACHE_SOURCES,
+        )  # fmt: skip
+        #: Field of `EngineStats` → what grows with it.
+        self._engine_counters: dict[str, tuple[Counter, ...]] = {
+            "preemptions_total": (make("vllm:num_preemptions", "Preempted requests."),),
+            "prompt_tokens_total": (prompts, by_source["local_compute"]),
+            "generation_tokens_total": (make("vllm:generation_tokens", "Generated tokens."),),
+            "prefix_cache_queries_total": (
+                make("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
             ),
-            "prefix_cache_hits_total": self._counter(
-                "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
+            "prefix_cache_hits_total": (
+                make("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+                make("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache."),
+                prompts,
+                by_source["local_cache_hit"],
+                cached_by_source["device"],
             ),
-            "recomputed_tokens_total": self._counter(
-                "tokenmill_recomputed_tokens", "Tokens computed again after a preemption."
+            "recomputed_tokens_total": (
+                make("tokenmill_recomputed_tokens", "Tokens computed again after a preemption."),
             ),
-            "steps_total": self._counter("tokenmill_engine_steps", "Steps of the engine."),
-            "oom_retries_total": self._counter(
-                "tokenmill_oom_retries", "Steps done again, smaller, because memory ran out."
+            "steps_total": (make("tokenmill_engine_steps", "Steps of the engine."),),
+            "oom_retries_total": (
+                make("tokenmill_oom_retries", "Steps done again, smaller: memory ran out."),
             ),
-            "isolated_failures_total": self._counter(
-                "tokenmill_isolated_failures", "Requests ended because they fail even alone."
+            "isolated_failures_total": (
+                make("tokenmill_isolated_failures", "Requests that failed a step even alone."),
             ),
         }
         self.request_success = self._counters(
@@ -179,6 +210,12 @@ class Metrics:
             "vllm:request_max_num_generation_tokens", "The longest answer of a request.", tokens
         )
         self.max_tokens = make("vllm:request_params_max_tokens", "max_tokens asked for.", tokens)
+        self.choices = make("vllm:request_params_n", "Answers asked for; always 1.", CHOICE_BUCKETS)
+        self.prefill_computed_tokens = make(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt tokens of a request that were not in the prefix cache.",
+            tokens,
+        )
         self.num_preemptions = make(
             "vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS
         )
@@ -196,6 +233,12 @@ class Metrics:
         self.leases = self._counter("tokenmill_leases", "Leases taken.")
         self.leases_resumed = self._counter(
             "tokenmill_leases_resumed", "Leases of requests that another attempt had begun."
+        )
+        self.leases_suspected = self._counter(
+            "tokenmill_leases_suspected", "Leases of requests that workers were lost on: strikes."
+        )
+        self.wasted_tokens = self._counter(
+            "tokenmill_wasted_tokens", "Generated tokens that no client got: their lease was gone."
         )
         self.leases_lost = self._counters(
             "tokenmill_leases_lost",

@@ -67,7 +67,15 @@ class Service:
         self._dispatcher = Dispatcher(
             self.deliveries, engine_thread, self.metrics, on_done=self._learn
         )
-        self._dispatcher.stats = engine.stats()  # nobody uses the engine yet
+        self._dispatcher.stats = stats = engine.stats()  # nobody uses the engine yet
+        self.metrics.configured(
+            {
+                "block_size": stats.block_size,
+                "num_gpu_blocks": stats.num_blocks,
+                "gpu_memory_utilization": settings.gpu_memory_utilization,
+                "enable_prefix_caching": settings.enable_prefix_caching,
+            }
+        )
         shared = Shared(
             settings=settings,
             identity=identity,
