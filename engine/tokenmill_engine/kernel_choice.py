@@ -15,6 +15,7 @@ from .kernels.build import KernelUnavailable
 from .native_attention import NativePagedAttention
 from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
+from .triton_attention import TritonPagedAttention
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +27,26 @@ def choose_attention(
 
     Raises ConfigError when `native` was asked for and is not to be had.
     """
-    if kernels == "torch" or (kernels == "auto" and device.type != "cpu"):
+    if kernels == "torch":
         logger.info("attention: plain torch")
         return TorchPagedAttention()
     try:
-        if device.type != "cpu":
-            raise KernelUnavailable(f"the kernel does not run on {device.type}")
-        backend = NativePagedAttention(specs)
+        backend = _own_attention(specs, device)
     except KernelUnavailable as why:
         if kernels == "native":
             raise ConfigError("kernels", f"{why}; or use torch") from why
         logger.warning("attention: plain torch, several times slower: %s", why)
         return TorchPagedAttention()
-    logger.info("attention: native kernel")
+    logger.info("attention: native kernel for %s", device.type)
     return backend
+
+
+def _own_attention(specs: Collection[AttentionSpec], device: torch.device) -> AttentionBackend:
+    if device.type == "cpu":
+        return NativePagedAttention(specs)
+    if device.type == "cuda":
+        return TritonPagedAttention(specs, device)
+    raise KernelUnavailable(f"there is no kernel for {device.type}")
 
 
 def prepare_linears(

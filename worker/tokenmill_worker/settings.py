@@ -187,7 +187,7 @@ class Settings(QueueSettings):
     )
     enforce_eager: bool = Field(False, description="No CUDA graphs.")
     kernels: Kernels = Field(
-        "auto", description="native: our own for CPUs; torch: plain torch; auto: the best here."
+        "auto", description="native: our own; torch: plain torch; auto: the best here."
     )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; torch's choice if unset.")
     skip_self_test: bool = Field(False, description="Skip the numeric check of the loaded model.")

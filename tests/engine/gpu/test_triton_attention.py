@@ -12,7 +12,10 @@ pytest.importorskip("triton", reason="the dev extra brings triton on Linux")
 
 from support_paged import CPU, Case, CaseRun
 from tokenmill_engine.attention import AttentionMetadata, AttentionSpec, LayerCache
+from tokenmill_engine.errors import ConfigError
+from tokenmill_engine.kernel_choice import choose_attention
 from tokenmill_engine.kernels.build import KernelUnavailable
+from tokenmill_engine.paged_attention_reference import TorchPagedAttention
 from tokenmill_engine.triton_attention import DevicePlan, FreshPlans, TritonPagedAttention
 from tokenmill_engine.triton_tiles import MAX_HEAD_DIM
 from tokenmill_engine.work_list import WorkKey
@@ -163,3 +166,23 @@ def test_without_triton_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(KernelUnavailable, match="no triton"):
         TritonPagedAttention([spec()], CPU)
+
+
+def test_a_gpu_gets_the_triton_kernel_unless_told_otherwise() -> None:
+    gpu = torch.device("cuda")
+    for kernels in ("auto", "native"):
+        assert isinstance(choose_attention(kernels, [spec()], gpu), TritonPagedAttention)
+    assert isinstance(choose_attention("torch", [spec()], gpu), TorchPagedAttention)
+
+
+def test_what_triton_cannot_do_falls_back_to_torch_or_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wide = [spec(key_dim=MAX_HEAD_DIM + 1)]
+    with caplog.at_level("WARNING"):
+        backend = choose_attention("auto", wide, torch.device("cuda"))
+    assert isinstance(backend, TorchPagedAttention)
+    assert "heads of" in caplog.text
+
+    with pytest.raises(ConfigError, match="heads of"):
+        choose_attention("native", wide, torch.device("cuda"))
