@@ -129,20 +129,21 @@ def _whole_plan() -> list[Scenario]:
 
 
 COLUMNS = (
-    ("tok/s", "tok_s", "10.0f"),
-    ("tok/event", "tokens_per_event", "10.2f"),
-    ("redis µs", "redis_us", "10.2f"),
-    ("worker µs", "workers_us", "10.2f"),
-    ("client µs", "client_us", "10.2f"),
-    ("redis MB", "redis_mb", "10.1f"),
-    ("idle redis ms/s", "idle_redis_ms_s", "16.1f"),
-    ("recovery s", "recovery_p50_s", "11.2f"),
-    ("longest s", "longest_gap_s", "10.2f"),
+    ("at once", "peak_streams", 8, 0),
+    ("tok/s", "tok_s", 10, 0),
+    ("tok/event", "tokens_per_event", 10, 2),
+    ("redis µs", "redis_us", 10, 2),
+    ("worker µs", "workers_us", 10, 2),
+    ("client µs", "client_us", 10, 2),
+    ("redis MB", "redis_mb", 10, 1),
+    ("idle redis ms/s", "idle_redis_ms_s", 16, 1),
+    ("recovery s", "recovery_p50_s", 11, 2),
+    ("longest s", "longest_gap_s", 10, 2),
 )
 
 
 def header() -> str:
-    names = "".join(f"{title:>{int(form.split('.')[0])}}" for title, _, form in COLUMNS)
+    names = "".join(f"{title:>{width}}" for title, _, width, _ in COLUMNS)
     return (
         f"{'part':10} {'workers':>7} {'streams':>7} {'flush':>5} {'parts':>5} {'tokens':>6}{names}"
     )
@@ -150,7 +151,9 @@ def header() -> str:
 
 def line(row: Row) -> str:
     of = row.scenario
-    figures = "".join(f"{getattr(row, name):{form}}" for _, name, form in COLUMNS)
+    figures = "".join(
+        f"{getattr(row, name):{width}.{places}f}" for _, name, width, places in COLUMNS
+    )
     return (
         f"{of.name:10} {of.workers:>7} {of.streams:>7} {of.flush_ms:>5} {of.partitions:>5} "
         f"{of.tokens:>6}{figures}"

@@ -67,6 +67,7 @@ class Row:
     workers_us: float
     client_us: float
     redis_mb: float
+    peak_streams: int  # open at one time
     idle_redis_ms_s: float  # ms of CPU per second that the idle fleet costs Redis
     idle_workers_ms_s: float
     ttft_p50_s: float
@@ -85,6 +86,8 @@ class Reading:
     longest_s: list[float] = field(default_factory=list)
     tokens: int = 0
     events: int = 0
+    open: int = 0
+    peak: int = 0
     a_third: int = 0
     has_a_third: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -123,6 +126,7 @@ def measure(scenario: Scenario) -> Row:
         workers_us=worker_s / reading.tokens * 1e6,
         client_us=client_s / reading.tokens * 1e6,
         redis_mb=peak / 1e6,
+        peak_streams=reading.peak,
         idle_redis_ms_s=(after[0] - before[0]) / IDLE_S * 1e3,
         idle_workers_ms_s=(after[1] - before[1]) / IDLE_S * 1e3,
         ttft_p50_s=percentile(reading.first_s, 50),
@@ -215,6 +219,8 @@ async def _read(
             tenant=f"tenant-{number // STREAMS_PER_TENANT}",
         )
         await stream.__aenter__()
+        reading.open += 1
+        reading.peak = max(reading.peak, reading.open)
     try:
         async for event in stream.events():
             if not isinstance(event, TokenEvent):
@@ -229,4 +235,5 @@ async def _read(
             reading.count(len(event.token_ids))
     finally:
         await stream.__aexit__(None, None, None)
+        reading.open -= 1
     reading.longest_s.append(longest_s)

@@ -31,7 +31,7 @@ def row(scale: Any, *, workers: int, streams: int, tokens: int, per_event: float
     scenario = scale.run.Scenario("made up", workers, streams, tokens, step_ms=1)
     return scale.run.Row(
         scenario=scenario, duration_s=1, tok_s=1, tokens_per_event=per_event, redis_us=redis_us,
-        workers_us=1, client_us=1, redis_mb=1, idle_redis_ms_s=IDLE_MS_S * workers,
+        workers_us=1, client_us=1, redis_mb=1, peak_streams=1, idle_redis_ms_s=IDLE_MS_S * workers,
         idle_workers_ms_s=1, ttft_p50_s=1, gap_p50_s=1, longest_gap_s=1, recovery_p50_s=0,
         affected=0,
     )  # fmt: skip
@@ -81,6 +81,7 @@ def test_a_run_counts_every_token_of_every_stream(scale: Any) -> None:
     assert 1 <= measured.tokens_per_event <= 6
     assert measured.gap_p50_s > 0
     assert measured.affected == 0
+    assert 1 <= measured.peak_streams <= 20
     again = scale.main._rows(json.loads(json.dumps([asdict(measured)])))
     assert again == [measured]
 
