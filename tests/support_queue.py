@@ -7,6 +7,7 @@ import json
 
 from tokenmill.calls import AppendEvent, QueueCalls, QueuePolicy
 from tokenmill.keys import GROUP
+from tokenmill.operator_calls import OperatorCalls
 from tokenmill.protocol import EndEvent
 from tokenmill.ready import create_groups, read_entries
 from tokenmill.record import RECORD_FIELDS, Record
@@ -21,6 +22,7 @@ class Queue:
     def __init__(self, client, keys, policy=POLICY):
         self.client, self.keys, self.policy = client, keys, policy
         self.calls = QueueCalls(keys, policy)
+        self.operator = OperatorCalls(keys, policy)
         create_groups(client, keys)
         if policy.max_running_per_tenant:
             self.tick(reap=False)  # a worker says so

@@ -21,6 +21,7 @@ from support_invariants import applying_deadlines, check_invariants, check_lag_i
 from support_snapshot import Snapshot, take_snapshot
 from tokenmill.calls import AppendEvent, QueueCalls, QueuePolicy
 from tokenmill.keys import GROUP, READY_CLASSES, Keyspace
+from tokenmill.operator_calls import OperatorCalls
 from tokenmill.protocol import TERMINAL_STATES
 from tokenmill.ready import create_groups, read_entries
 from tokenmill.replies import Lease, LeaseCode, ReadyEntry
@@ -85,6 +86,7 @@ class Walk:
         if seed % WITH_CAP == 0:
             self.policy = dataclasses.replace(self.policy, max_running_per_tenant=2)
         self.calls = QueueCalls(keys, self.policy)
+        self.operator = OperatorCalls(keys, self.policy)
         self.random = random.Random(seed)
         self.script_of = script_of
         self.memory = Memory()

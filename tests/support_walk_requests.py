@@ -7,6 +7,8 @@ from typing import Any
 
 from support_walk import WORKERS, Walk
 from tokenmill.dead_letters import DeadLetter
+from tokenmill.operator_calls import Waiting
+from tokenmill.scripts import run
 
 LIVING = ("held", "queued", "delayed", "leased")
 
@@ -23,12 +25,12 @@ def crowd(walk: Walk) -> None:
     """A tenant fills its window; then that becomes wider, or narrower before it has emptied."""
     tenant, priority_class = walk.random.choice("ab"), walk.random.choice("012")
     weight, later = walk.random.choice([(2, 1), (1, 2), (1, 3)])
-    walk.call(walk.calls.set_weight(tenant, weight))
+    walk.call(walk.operator.set_weight(tenant, weight))
     for _ in range(5):
         _enqueue(walk, tenant=tenant, priority_class=priority_class)
     walk.check()
     if walk.random.random() < 0.7:
-        walk.call(walk.calls.set_weight(tenant, later))
+        walk.call(walk.operator.set_weight(tenant, later))
         walk.check()
         walk.lease(WORKERS[0], walk.read_and_admit(WORKERS[0], 2, priority_class))
 
@@ -102,8 +104,56 @@ def set_memory_flag(walk: Walk) -> None:
 def change_weight(walk: Walk) -> None:
     tenant, weight = walk.random.choice("ab"), walk.random.choice([1, 1, 1, 3])
     before = walk.snapshot.weights.get(tenant, 1)
-    assert walk.call(walk.calls.set_weight(tenant, weight)) == before
+    assert walk.call(walk.operator.set_weight(tenant, weight)) == before
     walk.outcomes[f"weight {'raised' if weight > before else 'set'}"] += 1
+
+
+def pause(walk: Walk) -> None:
+    """An operator stops the queue; workers that have read entries may lease none of them."""
+    walk.call(walk.operator.set_pause("pause"))
+    before = set(walk.snapshot.owners)
+    for worker in WORKERS:
+        walk.lease(worker, walk.read_and_admit(worker, 2))
+    assert set(walk.take().owners) <= before, "leased while paused"
+    assert run(walk.client, walk.operator.set_pause("resume")) > 0
+    walk.outcomes["paused"] += 1
+
+
+def move(walk: Walk) -> None:
+    """Some of all, whatever their state, and one that nobody knows."""
+    known = [*walk.snapshot.records]
+    ids = [*walk.random.sample(known, k=min(len(known), 3)), "no such"]
+    to = walk.random.choice("012")
+    codes = walk.call(walk.operator.move(ids, to))
+    after = walk.take().records
+    for request_id, code in zip(ids, codes, strict=True):
+        walk.outcomes[f"move {code}"] += 1
+        before = walk.snapshot.records.get(request_id)
+        if before is None or before["state"] not in LIVING[:3]:
+            assert code == ("UNKNOWN" if before is None else "TAKEN")
+            continue
+        assert (after[request_id]["class"], code == "SAME") == (to, before["class"] == to)
+        # The window of the new class may be fuller than that of the old one, or less full.
+        delayed = before["state"] == "delayed"
+        assert after[request_id]["state"] in ({"delayed"} if delayed else {"queued", "held"})
+
+
+def cancel_waiting(walk: Walk) -> None:
+    """An operator purges one tenant's requests of one class, by a list that may be old."""
+    meant = Waiting(walk.random.choice("012"), walk.random.choice("ab"))
+    records = walk.snapshot.records
+    ids = walk.random.sample([*records], k=min(len(records), 6))
+    expected = {
+        name
+        for name in ids
+        if (records[name]["class"], records[name]["tenant"]) == (meant.ready_class, meant.tenant)
+        and records[name]["state"] in LIVING[:3]
+    }
+    assert walk.call(walk.operator.cancel_waiting(ids, meant, message="purged")) == len(expected)
+    after = walk.take().records
+    ended = {name for name in ids if after[name].get("message") == "purged"}
+    assert expected == ended - {name for name in ids if records[name].get("message") == "purged"}
+    walk.outcomes["cancel_waiting"] += len(expected)
 
 
 def requeue_dead(walk: Walk) -> None:
@@ -112,7 +162,7 @@ def requeue_dead(walk: Walk) -> None:
     if request_id is None or walk.random.random() < 0.1:
         request_id = "no such"
     record = walk.snapshot.records.get(request_id, {})
-    reply = walk.call(walk.calls.requeue_dead(request_id))
+    reply = walk.call(walk.operator.requeue_dead(request_id))
     walk.outcomes[f"requeue_dead {reply.status}"] += 1
     if record.get("state") != "dead":
         assert (reply.status, reply.state) == (
@@ -130,7 +180,7 @@ def requeue_dead(walk: Walk) -> None:
 def purge(walk: Walk) -> None:
     letters = DeadLetter.parse_all(walk.snapshot.dead_letters.items())
     chosen = walk.random.sample(letters, k=min(len(letters), 2))
-    removed = walk.call(walk.calls.purge(chosen))
+    removed = walk.call(walk.operator.purge(chosen))
     assert removed == len(chosen)
     for letter in chosen:
         record = walk.snapshot.records.get(letter.request_id, {})

@@ -25,7 +25,8 @@ STEPS: dict[str, tuple[int, Callable[[Walk], None]]] = {
         (1, requests.enqueue_too_large), (4, requests.xadd_plain), (2, requests.xadd_junk),
         (3, requests.cancel), (1, requests.set_memory_flag), (3, requests.change_weight),
         (2, requests.crowd),
-        (3, requests.requeue_dead), (2, requests.purge),
+        (3, requests.requeue_dead), (2, requests.purge), (1, requests.pause), (2, requests.move),
+        (1, requests.cancel_waiting),
         (9, workers.take), (2, workers.read_and_die), (3, workers.lease_twice_delivered),
         (1, workers.lease_what_another_holds), (10, workers.append),
         (2, workers.append_stored_or_gap), (3, workers.append_stale), (3, workers.heartbeat),
@@ -36,7 +37,7 @@ STEPS: dict[str, tuple[int, Callable[[Walk], None]]] = {
         (5, mishaps.age_pending), (6, mishaps.tick), (2, mishaps.tick_in_grace),
         (1, mishaps.tick_after_lost_pending),
         (1, mishaps.tick_after_vanished), (2, mishaps.use_id_again), (1, mishaps.lose_end_of_log),
-        (2, mishaps.lose_every_worker), (2, mishaps.lose_every_reader),
+        (3, mishaps.lose_every_worker), (2, mishaps.lose_every_reader),
     )
 }  # fmt: skip
 _NAMES = list(STEPS)

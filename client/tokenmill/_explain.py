@@ -63,7 +63,7 @@ def explain(status: Status, around: Surroundings) -> Explanation:
 
 def _estimate_s(status: Status, around: Surroundings) -> float | None:
     """Those who are served first, at the rate at which requests ended of late."""
-    if around.place is None or not around.workers or not around.ends_per_s:
+    if around.place is None or not around.workers or not around.ends_per_s or around.is_paused:
         return None
     before = READY_CLASSES[: READY_CLASSES.index(around.ready_class)]
     ahead = around.place + sum(around.unread[ready_class] for ready_class in before)
@@ -117,6 +117,8 @@ def _place(around: Surroundings) -> str:
 
 
 def _workforce(around: Surroundings) -> str:
+    if around.is_paused:
+        return "an operator has paused the queue: nothing new starts until `tokenmill queue resume`"
     if not around.workers:
         return "no worker of this pool is alive: start one"
     count = len(around.workers)

@@ -28,7 +28,7 @@ LONGEST_LINE: Final = 1000
 class Surroundings:
     """`unread` counts, by ready class, the entries that no worker has read; `ready_class` is that
     of the request's own line, and `place` how many wait before it there (None: it stands in none).
-    `ends_per_s` is None when nobody has measured it."""
+    `ends_per_s` is None when nobody has measured it. `is_paused`: an operator stopped the queue."""
 
     workers: list[str]
     queued: int
@@ -40,6 +40,7 @@ class Surroundings:
     ready_class: str
     place: int | None
     ends_per_s: float | None
+    is_paused: bool
 
 
 def inquire(keys: Keyspace, status: Status, lease_ms: int) -> Inquiry:
@@ -51,12 +52,13 @@ def inquire(keys: Keyspace, status: Status, lease_ms: int) -> Inquiry:
         lambda p: p.xlen(keys.log(status.id)),
         lambda p: p.lrange(keys.history(status.id), 0, -1),
         lambda p: p.hget(keys.maintenance, "rate"),
+        lambda p: p.exists(keys.pause),
         lambda p: p.hmget(keys.record(status.id), ["class", "ready", "entry"]),
         *(_about_workers(stream) for stream in streams),
         *(_about_group(stream) for stream in streams),
         *(_length_of(stream) for stream in streams),
     ]
-    (queued, running, of_tenant), events, history, rate, where, *rest = replies
+    (queued, running, of_tenant), events, history, rate, paused, where, *rest = replies
     consumers, groups, lengths = (
         rest[n : n + len(streams)] for n in range(0, len(rest), len(streams))
     )
@@ -76,6 +78,7 @@ def inquire(keys: Keyspace, status: Status, lease_ms: int) -> Inquiry:
         ready_class=where[1] or "r",
         place=place,
         ends_per_s=float(rate) if rate else None,
+        is_paused=bool(paused),
     )
 
 

@@ -110,6 +110,10 @@ def _queued(fields: dict[str, Any], began_ms: int) -> str:
     return "ready, before all new work" if fields.get("q") == "r" else "ready"
 
 
+def _moved(fields: dict[str, Any], began_ms: int) -> str:
+    return f"an operator gave it priority {_CLASS_NAMES.get(fields['class'], fields['class'])}"
+
+
 def _leased(fields: dict[str, Any], began_ms: int) -> str:
     log = f", {fields['e']} events in its log" if fields.get("e") else ""
     return f"attempt {fields['a']} begins on {fields['w']}{log}"
@@ -151,6 +155,7 @@ _WORDS: Final[dict[str, Callable[[dict[str, Any], int], str]]] = {
     "admitted": _enqueued,
     "held": _held,
     "queued": _queued,
+    "moved": _moved,
     "leased": _leased,
     "requeued": _requeued,
     "handed_over": _handed_over,

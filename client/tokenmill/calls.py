@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 from . import limits
 from ._trace_context import NO_TRACE, TraceContext
 from ._work import estimate_tokens
-from .dead_letters import DeadLetter
-from .keys import READY_CLASSES, Keyspace
+from .keys import Keyspace
 from .replies import (
     AdmitStatus,
     CancelReply,
@@ -24,10 +23,9 @@ from .replies import (
     FinishReply,
     Lease,
     LeaseReply,
+    PeekReply,
     ReadyEntry,
     ReleaseReply,
-    RequeueReply,
-    TenantShare,
     TickReport,
 )
 from .scripts import Argument, ScriptCall, load_script
@@ -77,10 +75,6 @@ def body_sha(body: str) -> str:
 
 def _as_is(reply: list[int]) -> list[int]:
     return reply
-
-
-def _by_ready_class(replies: list[list[int]]) -> dict[str, list[int]]:
-    return dict(zip(READY_CLASSES, replies, strict=True))
 
 
 class QueueCalls:
@@ -153,11 +147,10 @@ class QueueCalls:
 
         return ScriptCall(load_script("lease"), self._key, tuple(args), parse)
 
-    def peek(self, limit: int) -> ScriptCall[dict[str, list[int]]]:
-        """By ready class, the ages in ms of the first `limit` entries nobody has read, oldest
-        first."""
+    def peek(self, limit: int) -> ScriptCall[PeekReply]:
+        """The ages of the first `limit` entries of each class that nobody has read."""
         args = (self._options(limit=limit),)
-        return ScriptCall(load_script("peek"), self._key, args, _by_ready_class)
+        return ScriptCall(load_script("peek"), self._key, args, PeekReply.parse)
 
     def append(self, events: Iterable[AppendEvent]) -> ScriptCall[list[int]]:
         """Store and publish one event per running request; a code each, see `replies`.
@@ -176,7 +169,7 @@ class QueueCalls:
         For every token of every request: no object for each, and hiredis packs text in half the
         time that it takes for an integer.
         """
-        _check_batch("append", len(arguments) // 4, limits.MAX_REQUESTS_PER_APPEND)
+        check_batch("append", len(arguments) // 4, limits.MAX_REQUESTS_PER_APPEND)
         args = (self._publish, *arguments)
         return ScriptCall(load_script("append"), self._key, args, _as_is)
 
@@ -185,7 +178,7 @@ class QueueCalls:
         args: list[Argument] = [worker]
         for lease in leases:
             args += (lease.request_id, lease.fence, lease.ready_class, lease.entry_id)
-        _check_batch("heartbeat", len(args) // 4, limits.MAX_REQUESTS_PER_HEARTBEAT)
+        check_batch("heartbeat", len(args) // 4, limits.MAX_REQUESTS_PER_HEARTBEAT)
         return ScriptCall(load_script("heartbeat"), self._key, tuple(args), _as_is)
 
     def finish(
@@ -244,32 +237,6 @@ class QueueCalls:
         )  # fmt: skip
         return ScriptCall(load_script("tick"), self._key, (options,), TickReport.parse)
 
-    def requeue_dead(self, request_id: str) -> ScriptCall[RequeueReply]:
-        """Give a dead request another life under its id; its dead letter goes."""
-        return ScriptCall(
-            load_script("requeue_dead"), self._key, (self._ending, request_id), RequeueReply.parse
-        )
-
-    def purge(self, letters: Iterable[DeadLetter]) -> ScriptCall[int]:
-        """Forget dead letters and their requests; how many letters there were."""
-        args: list[Argument] = [self._options()]
-        for letter in letters:
-            args += (letter.entry_id, letter.request_id)
-        _check_batch("purge", len(args) // 2, limits.MAX_LETTERS_PER_PURGE)
-        return ScriptCall(load_script("purge"), self._key, tuple(args), int)
-
-    def set_weight(self, tenant: str, weight: int) -> ScriptCall[int]:
-        """Give a tenant `weight` times the window of others (1 to 100); the weight it had."""
-        if not 1 <= weight <= limits.MAX_TENANT_WEIGHT:
-            raise ValueError(f"weight: must be from 1 to {limits.MAX_TENANT_WEIGHT}")
-        args = (self._options("window"), tenant, weight)
-        return ScriptCall(load_script("set_weight"), self._key, args, int)
-
-    def tenants(self) -> ScriptCall[list[TenantShare]]:
-        """Every tenant with a weight of its own or with waiting requests, by name."""
-        args = (self._options(),)
-        return ScriptCall(load_script("tenants"), self._key, args, TenantShare.parse_all)
-
     def _release(
         self,
         request_id: str,
@@ -289,6 +256,6 @@ class QueueCalls:
         return json.dumps({**options, **values})
 
 
-def _check_batch(name: str, size: int, limit: int) -> None:
+def check_batch(name: str, size: int, limit: int) -> None:
     if size > limit:
         raise ValueError(f"{name}: {size} requests in one call; the limit is {limit}")

@@ -56,6 +56,7 @@ class Keyspace:
     | P mt                 | hash    | bookkeeping of tick                 | static               |
     | P dlq                | stream  | dead letters                        | trimmed              |
     | P full               | string  | memory pressure                     | seconds              |
+    | P pause              | hash    | `since` when nothing new is leased  | until resumed        |
     | P w:<worker>         | string  | a worker's card, JSON               | three leases         |
     """
 
@@ -149,6 +150,10 @@ class Keyspace:
     @property
     def memory_flag(self) -> str:
         return f"{self.prefix}full"
+
+    @property
+    def pause(self) -> str:
+        return f"{self.prefix}pause"
 
     def backlog(self, ready_class: str, tenant: str) -> str:
         return f"{self.prefix}b:{ready_class}:{tenant}"

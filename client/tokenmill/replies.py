@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from .keys import READY_CLASSES
+
 #: Codes of `append`, one per event; a code below LOST is read with `events_if_behind`.
 STORED: Final = 1
 STORED_BEFORE: Final = 0
@@ -101,6 +103,30 @@ class LeaseCode(StrEnum):
     GONE = "GONE"
     BUSY = "BUSY"
     EXPIRED = "EXPIRED"
+    PAUSED = "PAUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class PeekReply:
+    """By ready class, the ages in ms of the first entries nobody has read, oldest first; and
+    whether an operator has paused the queue."""
+
+    ages_ms: dict[str, list[int]]
+    is_paused: bool
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> PeekReply:
+        *ages_ms, paused = reply
+        return cls(dict(zip(READY_CLASSES, ages_ms, strict=True)), bool(paused))
+
+
+class MoveCode(StrEnum):
+    """Of one request; UNKNOWN also when its retention is over."""
+
+    MOVED = "MOVED"
+    SAME = "SAME"
+    TAKEN = "TAKEN"
+    UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)

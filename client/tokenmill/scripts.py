@@ -25,6 +25,7 @@ Argument = str | bytes | int
 SCRIPT_NAMES = (
     "enqueue", "admit", "peek", "lease", "append", "heartbeat", "finish", "release", "cancel",
     "tick", "requeue_dead", "purge", "set_weight", "tenants", "probe",
+    "set_pause", "cancel_waiting", "move",
 )  # fmt: skip
 #: The files that are put in front of a script.
 _PRELUDE = ("common", "window", "lifecycle")

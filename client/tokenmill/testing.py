@@ -29,7 +29,7 @@ from .errors import InvalidRequest
 from .keys import GROUP, Keyspace
 from .protocol import GenerateRequest, Message, TokenEvent
 from .ready import create_groups, read_entries
-from .replies import LOST, AdmitStatus, Lease, ReadyEntry
+from .replies import LOST, AdmitStatus, Lease, LeaseCode, ReadyEntry
 from .scripts import run
 
 if TYPE_CHECKING:
@@ -158,9 +158,12 @@ class FakeWorker:
         entries = [entry for entry in entries if self._admit(entry)]
         if not entries:
             return
-        for reply in run(self._redis, self._calls.lease(self.worker_id, entries)):
+        replies = run(self._redis, self._calls.lease(self.worker_id, entries))
+        for reply in replies:
             if reply.lease is not None:
                 self._start(reply.lease)
+        if any(reply.code is LeaseCode.PAUSED for reply in replies):
+            self._stop.wait(_BLOCK_MS / 1000)  # it is back in the queue, and would come at once
 
     def _admit(self, entry: ReadyEntry) -> bool:
         """Make the record of a request that came by plain XADD."""

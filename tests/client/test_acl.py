@@ -117,6 +117,11 @@ def test_a_round_trip_with_every_kind_of_call(pool: Pool, client: Client, roles:
         ("dlq requeue nobody", 1),
         ("dlq show nobody", 1),
         ("dlq purge --all --yes", 0),
+        ("queue pause --for-s 60", 0),
+        ("queue resume", 0),
+        ("queue purge --older-than-s 3600 --yes", 0),
+        ("queue move --to high nobody", 1),
+        ("top --once", 0),
     ],
 )
 def test_a_producer_may_use_the_operators_commands(

@@ -29,7 +29,7 @@ def die(queue, request_id="a", policy=None, **options):
 
 
 def requeue(queue, request_id="a"):
-    return queue.run(queue.calls.requeue_dead(request_id))
+    return queue.run(queue.operator.requeue_dead(request_id))
 
 
 def test_the_body_stays_in_the_record_and_out_of_the_letter(queue):
@@ -144,11 +144,11 @@ def test_purge_forgets_letters_and_their_requests(queue):
     die(queue, "b")
     requeue(queue, "b")
     stale = DeadLetter("1-1", "b", "", "", 1, "")
-    assert queue.run(queue.calls.purge([*letters(queue), stale])) == 1
+    assert queue.run(queue.operator.purge([*letters(queue), stale])) == 1
     assert letters(queue) == []
     assert queue.record("a") is None
     keys = queue.keys
     assert queue.client.exists(keys.log("a"), keys.history("a")) == 0
     assert queue.record("b").state == "queued"
     with pytest.raises(ValueError, match="512"):
-        queue.calls.purge([stale] * 513)
+        queue.operator.purge([stale] * 513)

@@ -18,7 +18,7 @@ def queue(redis_client, keyspace):
 
 
 def set_weight(queue, weight, tenant="t"):
-    return queue.run(queue.calls.set_weight(tenant, weight))
+    return queue.run(queue.operator.set_weight(tenant, weight))
 
 
 def enqueue_four(queue, tenant="t"):
@@ -64,13 +64,13 @@ def test_a_weight_counts_in_each_class_and_for_one_tenant_only(queue):
 
 
 def test_tenants_are_listed_with_weight_and_waiting_requests(queue):
-    assert queue.run(queue.calls.tenants()) == []
+    assert queue.run(queue.operator.tenants()) == []
     enqueue_four(queue)
     queue.enqueue("u", tenant="u")
     set_weight(queue, 7, "v")
     set_weight(queue, 5)
     queue.lease(count=1)
-    assert queue.run(queue.calls.tenants()) == [
+    assert queue.run(queue.operator.tenants()) == [
         TenantShare("t", 5, 3), TenantShare("u", 1, 1), TenantShare("v", 7, 0),
     ]  # fmt: skip
     set_weight(queue, 1, "v")
@@ -80,12 +80,12 @@ def test_tenants_are_listed_with_weight_and_waiting_requests(queue):
 @pytest.mark.parametrize("weight", [0, 101])
 def test_a_weight_outside_its_bounds_is_not_sent(queue, weight):
     with pytest.raises(ValueError, match="100"):
-        queue.calls.set_weight("t", weight)
+        queue.operator.set_weight("t", weight)
 
 
 @pytest.mark.parametrize("weight", ["0", "101", "1.5", "x", "nan"])
 def test_the_script_refuses_it_too(queue, weight):
-    call = queue.calls.set_weight("t", 1)
+    call = queue.operator.set_weight("t", 1)
     with pytest.raises(ResponseError, match="weight"):
         queue.client.eval(call.script.source, 1, call.key, *call.args[:2], weight)
     assert queue.client.exists(queue.keys.weights) == 0

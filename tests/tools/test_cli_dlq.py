@@ -154,7 +154,7 @@ def test_weights_hold_in_every_partition(pool: Pool) -> None:
     assert pool.run("tenant", "weight", "acme", "4").stdout == "acme: 4, was 1\n"
     assert pool.run("tenant", "weight", "acme").stdout == "4\n"
     for queue in pool.queues:
-        (share,) = queue.run(queue.calls.tenants())
+        (share,) = queue.run(queue.operator.tenants())
         assert (share.tenant, share.weight) == ("acme", 4)
     for wrong in (["acme", "0"], ["acme", "101"], ["a:b", "2"]):
         assert pool.run("tenant", "weight", *wrong).exit_code == 2

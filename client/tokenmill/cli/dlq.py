@@ -21,7 +21,7 @@ from tokenmill.scripts import run
 
 from .connection import Connection, connection_options, pass_connection
 from .failures import fail
-from .partitions import home, partitions, text
+from .partitions import home, operator_calls, partitions, text
 from .tables import age, table
 
 _REFUSALS = {
@@ -130,7 +130,7 @@ def requeue_command(
     refused = 0
     with partitions(connection) as homes:
         for where, request_id in _chosen(homes, request_ids):
-            reply = run(where.redis, where.calls.requeue_dead(request_id))
+            reply = run(where.redis, operator_calls(where).requeue_dead(request_id))
             refused += reply.status is not RequeueStatus.OK
             outcome = _REFUSALS.get(reply.status, f"{reply.state} again")
             click.echo(f"{request_id} {outcome}")
@@ -201,7 +201,7 @@ def _body(where: Home, request_id: str) -> str | None:
 def _purge(where: Home, letters: Sequence[DeadLetter]) -> int:
     most = limits.MAX_LETTERS_PER_PURGE
     parts = [letters[first : first + most] for first in range(0, len(letters), most)]
-    return sum(run(where.redis, where.calls.purge(part)) for part in parts)
+    return sum(run(where.redis, operator_calls(where).purge(part)) for part in parts)
 
 
 def _as_dict(letter: DeadLetter) -> dict[str, object]:

@@ -10,6 +10,7 @@ from tokenmill import Client
 from tokenmill._link import Home
 from tokenmill._redis import redis_url
 from tokenmill._redis_errors import translated
+from tokenmill.operator_calls import OperatorCalls
 
 from .connection import Connection
 
@@ -26,6 +27,11 @@ def home(connection: Connection, request_id: str) -> Iterator[tuple[Client, Home
     """A client, and the partition that the request lives in."""
     with connection.client() as client, translated(redis_url(connection.redis_url)):
         yield client, client._link.home(request_id)
+
+
+def operator_calls(where: Home) -> OperatorCalls:
+    """The operator's calls on one partition."""
+    return OperatorCalls(where.keys, where.calls.policy)
 
 
 def text(reply: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`tokenmill queue`: what waits, what runs, and who works."""
+"""`tokenmill queue`: what waits, what runs, and who works; the commands that change it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .connection import Connection, connection_options, pass_connection
+from .connection import Connection, connection_options
 from .partitions import partitions
+from .queue_control import move_command, pause_command, purge_command, resume_command
 from .snapshot import QueueSnapshot, read_snapshot
 from .tables import age, table
 
@@ -21,23 +22,39 @@ from .tables import age, table
 MOST_TENANTS_SHOWN = 20
 
 
-@click.command(
+@click.group(
     "queue",
+    invoke_without_command=True,
+    short_help="What waits and who works; pause, resume, purge, move.",
     epilog="""\b
 Examples:
   tokenmill queue
+  tokenmill queue pause --for-s 600
+  tokenmill queue purge --tenant acme
+  tokenmill queue move --to high 01JD…
   watch -n 1 tokenmill --pool chat queue
   tokenmill queue --json | jq .queued""",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @connection_options()
-@pass_connection
-def queue_command(connection: Connection, /, as_json: bool) -> None:
-    """Show depth by class, tenants and workers."""
+@click.pass_context
+def queue_command(context: click.Context, /, as_json: bool) -> None:
+    """Show depth by class, tenants and workers; or change what waits."""
+    if context.invoked_subcommand is None:
+        _show(context.ensure_object(Connection), as_json=as_json)
+    elif as_json:
+        raise click.UsageError("--json belongs to `tokenmill queue` alone.")
+
+
+def _show(connection: Connection, *, as_json: bool) -> None:
     with partitions(connection) as homes:
         snapshot = read_snapshot(homes)
     if as_json:
-        click.echo(json.dumps({**asdict(snapshot), "oldest_s": snapshot.oldest_s}))
+        click.echo(
+            json.dumps(
+                {**asdict(snapshot), "oldest_s": snapshot.oldest_s, "is_paused": snapshot.is_paused}
+            )
+        )
         return
     console = Console()
     console.print(
@@ -45,6 +62,8 @@ def queue_command(connection: Connection, /, as_json: bool) -> None:
         f"{snapshot.dead_letters} dead",
         highlight=False,
     )
+    if snapshot.is_paused:
+        console.print(f"PAUSED for {age(snapshot.paused_s)}: nothing new starts", style="bold red")
     for each in _tables(snapshot):
         console.print(each)
     if not snapshot.workers:
@@ -71,3 +90,7 @@ def _tables(snapshot: QueueSnapshot) -> Iterator[Table]:
 
 def _cell(card: dict[str, Any], name: str) -> str:
     return escape(str(card.get(name, "–")))
+
+
+for each in (pause_command, resume_command, purge_command, move_command):
+    queue_command.add_command(each)

@@ -112,6 +112,7 @@ def _read_partition(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
         if field.startswith(TENANT_COUNTER_PREFIX)
     }
     rate = _text(client.hget(keys.maintenance, "rate"))
+    paused = _text(client.hget(keys.pause, "since"))
     return QueueSnapshot(
         queued=int(counters.get("queued", 0)),
         leased=int(counters.get("leased", 0)),
@@ -121,6 +122,7 @@ def _read_partition(client: redis.Redis, keys: Keyspace) -> QueueSnapshot:
         tenants=tenants,
         workers=tuple(read_worker_cards(client, keys)),
         ends_per_s=float(rate) if rate else None,
+        paused_s=None if paused is None else max(0.0, _now_ms(client) - int(paused)) / 1000,
     )
 
 
@@ -142,8 +144,7 @@ def _text(reply: Any) -> Any:
 
 
 def _depths(client: redis.Redis, keys: Keyspace, tenants: list[str]) -> Iterator[ClassDepth]:
-    seconds, microseconds = client.time()
-    now_ms = seconds * 1000 + microseconds // 1000
+    now_ms = _now_ms(client)
     for ready_class, stream in keys.ready_streams.items():
         pending, last_delivered = _group_position(client, stream)
         first = _text(client.xrange(stream, min=f"({last_delivered}", count=1))
@@ -157,6 +158,12 @@ def _depths(client: redis.Redis, keys: Keyspace, tenants: list[str]) -> Iterator
             held=held,
             oldest_s=(now_ms - int(first[0][0].partition("-")[0])) / 1000 if first else None,
         )
+
+
+def _now_ms(client: redis.Redis) -> int:
+    """By the clock of Redis."""
+    seconds, microseconds = _text(client.time())
+    return int(seconds * 1000 + microseconds // 1000)
 
 
 def _group_position(client: redis.Redis, stream: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from tokenmill._requests import check_tenant
 from tokenmill.scripts import run
 
 from .connection import Connection, connection_options, pass_connection
-from .partitions import partitions
+from .partitions import operator_calls, partitions
 from .tables import table
 
 
@@ -45,7 +45,7 @@ def list_command(connection: Connection, /, as_json: bool) -> None:
     weights: dict[str, int] = {}
     with partitions(connection) as homes:
         for each in homes:
-            for share in run(each.redis, each.calls.tenants()):
+            for share in run(each.redis, operator_calls(each).tenants()):
                 queued[share.tenant] += share.queued
                 weights[share.tenant] = share.weight
     if as_json:
@@ -80,9 +80,11 @@ def weight_command(connection: Connection, /, tenant: str, weight: int | None) -
     check_tenant(tenant)
     with partitions(connection) as homes:
         if weight is None:
-            shares = [run(each.redis, each.calls.tenants()) for each in homes]
+            shares = [run(each.redis, operator_calls(each).tenants()) for each in homes]
             known = {share.tenant: share.weight for part in shares for share in part}
             click.echo(known.get(tenant, 1))
             return
-        before = [run(each.redis, each.calls.set_weight(tenant, weight)) for each in homes]
+        before = [
+            run(each.redis, operator_calls(each).set_weight(tenant, weight)) for each in homes
+        ]
     click.echo(f"{tenant}: {weight}, was {max(before)}")

@@ -31,6 +31,7 @@ CHECKS: Final[dict[str, Check]] = {
     "partitions": queue_checks.check_partitions,
     "models": queue_checks.check_models,
     "protocol": queue_checks.check_protocol,
+    "pause": queue_checks.check_pause,
     "maintenance": queue_checks.check_maintenance,
     "lag": queue_checks.check_lag,
     "pending": queue_checks.check_pending,

@@ -49,7 +49,7 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
             evidence=evidence,
             way_out="wait until one has loaded its model; its log and /readyz say how far it is",
         )
-    elif (snapshot.oldest_s or 0) > LONG_WAIT_S:
+    elif (snapshot.oldest_s or 0) > LONG_WAIT_S and not snapshot.is_paused:
         yield Finding(
             severity="warning",
             check="backlog",
@@ -111,6 +111,18 @@ def check_protocol(subject: Subject) -> Iterator[Finding]:
             evidence=f"HGETALL {home.keys.meta}: protocol {protocol}, "
             f"partitions {meta.get(PARTITIONS_FIELD, '1')}",
             way_out="use the release that the workers have, or another pool",
+        )
+
+
+def check_pause(subject: Subject) -> Iterator[Finding]:
+    snapshot = subject.snapshot
+    if snapshot.is_paused:
+        yield Finding(
+            severity="warning",
+            check="paused",
+            problem="an operator has paused this pool: nothing new starts",
+            evidence=f"paused for {age(snapshot.paused_s)}; {snapshot.queued} requests wait",
+            way_out="`tokenmill queue resume`, if whoever paused it agrees",
         )
 
 

@@ -11,8 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from tokenmill._link import Home
 from tokenmill._redis_errors import REDIS_ERRORS, lacks_right
-from tokenmill.cli.partitions import text
-from tokenmill.operator_calls import OperatorCalls
+from tokenmill.cli.partitions import operator_calls, text
 from tokenmill.scripts import run
 
 from .finding import Finding
@@ -50,8 +49,7 @@ def check_rights(subject: Subject) -> Iterator[Finding]:
 def _refused_commands(home: Home) -> set[str]:
     """Tried on keys that no request can have."""
     try:
-        calls = OperatorCalls(home.keys, home.calls.policy)
-        missing = run(home.redis, calls.probe())
+        missing = run(home.redis, operator_calls(home).probe())
         refused = set(missing)
     except REDIS_ERRORS as error:
         if not lacks_right(error):
