@@ -116,8 +116,8 @@ def _check_body(request_id: str, record: dict[str, str], policy: QueuePolicy) ->
 #: What the last line of a history may be, by the state of the request.
 LAST_LINES = {
     "held": {"held"},
-    "queued": {"queued", "admitted"},
-    "delayed": {"enqueued", "retried", "requeued"},
+    "queued": {"queued", "admitted", "moved"},
+    "delayed": {"enqueued", "retried", "requeued", "moved"},
     "leased": {"leased"},
 } | {state: {"ended"} for state in TERMINAL_STATES}
 #: A longer history has lost lines in the middle.

@@ -187,6 +187,30 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "purge that leaves the request": (
         ("purge", "    redis.call('DEL', record_key(id), log_key(id), history_key(id))\n", ""),
     ),
+    "a pause that leases": (("lease", "    if paused then\n", "    if false then\n"),),
+    "a pause that loses what was read": (
+        ("lease", "      push(id, ready)\n      return", "      return"),
+    ),
+    "a move that keeps the old window": (("move", "  leave_window(id, class, tenant)\n  enter", "  enter"),),
+    "a move that stays in the old line": (
+        ("move", "    redis.call('LREM', backlog_key(share_of(class, tenant)), 1, id)\n", ""),
+    ),
+    "a move that deletes an unread entry": (
+        (
+            "move",
+            "drop_entry(ready, entry)\n  end\n  redis.call('HSET', record_key(id), 'class'",
+            "drop_read_entry(ready, entry)\n  end\n  redis.call('HSET', record_key(id), 'class'",
+        ),
+    ),
+    "a move of what runs": (
+        ("move", "if state == 'leased' or TERMINAL[state] then", "if false then"),
+    ),
+    "a purge of what runs": (
+        ("cancel_waiting", "delayed = true }", "delayed = true, leased = true }"),
+    ),
+    "a purge of everybody's": (
+        ("cancel_waiting", "(options.tenant == '' or tenant == options.tenant)", "true"),
+    ),
     "an end that is not in the history": (
         (
             "finish",

@@ -27,8 +27,9 @@ EXPECTED_OUTCOMES = {
     "dead worker_crash", "dead too_many_attempts", "dead undeliverable", "tick recovered",
     "tick in_grace",
     "requeue_dead OK", "requeue_dead NO_BODY", "requeue_dead NOT_DEAD", "requeue_dead UNKNOWN",
-    "purge", "weight raised", "weight set", "deadline passed", "queue_deadline passed",
-    "queue_deadline passed, too late", "first_token_deadline passed",
+    "lease PAUSED", "paused", "move MOVED", "move SAME", "move TAKEN", "move UNKNOWN",
+    "cancel_waiting", "purge", "weight raised", "weight set", "deadline passed",
+    "queue_deadline passed", "queue_deadline passed, too late", "first_token_deadline passed",
     "first_token_deadline passed, too late",
 }  # fmt: skip
 

@@ -42,7 +42,8 @@ class Consumer:
     """`places` says how many more requests fit; `on_lease` gets each new delivery.
 
     While requests come, each round asks for the ages of what waits (`peek`) and reads in the order
-    of service. When there was nothing, one read blocks on all classes at once.
+    of service. When there was nothing, one read blocks on all classes at once. While the queue is
+    paused, it asks now and then whether it still is.
     """
 
     redis: Redis
@@ -108,9 +109,12 @@ class Consumer:
             await self._take_in_order()
 
     async def _take_in_order(self) -> None:
-        ages_ms = await arun(self.redis, self.calls.peek(PEEK_ENTRIES))
+        seen = await arun(self.redis, self.calls.peek(PEEK_ENTRIES))
         self.health.fetched()
-        ages_ms = {name: ages_ms[name] for name in self._classes()}
+        if seen.is_paused:
+            await asyncio.sleep(BLOCK_MS / 1000)
+            return
+        ages_ms = {name: seen.ages_ms[name] for name in self._classes()}
         plan = plan_reads(ages_ms, count=self.places.num_free(), aging_ms=self.aging_ms)
         self._is_idle = not any(ages_ms.values())
         for ready_class, planned in plan.items():
@@ -183,7 +187,8 @@ class Consumer:
         )
         replies = await self.retrier.until_answered("lease", lambda: arun(self.redis, call))
         leases = [r.lease for r in replies if r.code is LeaseCode.OK and r.lease is not None]
-        self.metrics.entries_dropped.inc(len(replies) - len(leases))
+        put_back = sum(reply.code is LeaseCode.PAUSED for reply in replies)
+        self.metrics.entries_dropped.inc(len(replies) - len(leases) - put_back)
         return leases
 
     async def _admit(self, entry: ReadyEntry) -> bool:

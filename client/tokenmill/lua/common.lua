@@ -31,6 +31,7 @@ local WEIGHTS = prefix .. 'weights'
 local MAINTENANCE = prefix .. 'mt'
 local DEAD_LETTERS = prefix .. 'dlq'
 local MEMORY_FLAG = prefix .. 'full'
+local PAUSE = prefix .. 'pause'
 
 local function record_key(id) return prefix .. 'r:' .. id end
 local function log_key(id) return prefix .. 't:' .. id end
@@ -43,6 +44,7 @@ local function share_of(class, tenant) return class .. ':' .. tenant end
 -- alone begins anew when an id is created again; with the time of creation no two leases are alike.
 local function fence_of(attempt, created) return attempt .. '.' .. created end
 
+local function is_paused() return redis.call('EXISTS', PAUSE) == 1 end
 local function is_id(id) return #id <= 64 and string.find(id, '^[%w_-]+$') ~= nil end
 local function is_tenant(name) return #name <= 64 and string.find(name, '^[%w_.-]+$') ~= nil end
 

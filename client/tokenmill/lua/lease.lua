@@ -8,6 +8,7 @@
 --       {GONE}     unknown, ended or superseded: a tombstone, dropped here
 --       {BUSY}     another worker holds it
 --       {EXPIRED}  a deadline passed while it was queued; ended here
+--       {PAUSED}   the queue is paused: it stands last in its class again
 --
 -- The attempt counts the request's leases; the fence, `<attempt>.<created_ms>`, names this one and
 -- no other that ever was. It stands in the hash `own`, which every write of a worker is checked
@@ -15,7 +16,7 @@
 -- worker that leased the request, for the resume policy of the present one. waited_ms counts from
 -- when the request might be served; remaining_ms is what is left until its deadline.
 
-local worker, fingerprint = ARGV[2], ARGV[3]
+local worker, fingerprint, paused = ARGV[2], ARGV[3], is_paused()
 
 local function take(id, created, tenant, class, first, work)
   local record, events = record_key(id), redis.call('XLEN', log_key(id))
@@ -46,6 +47,11 @@ local function lease(ready, entry, id)
     if due <= time then
       settle(id, 'expired', 'deadline_exceeded', message)
       return { 'EXPIRED' }
+    end
+    if paused then
+      drop_read_entry(ready, entry)
+      push(id, ready)
+      return { 'PAUSED' }
     end
     first = first or fingerprint
     attempt = take(id, created, tenant, class, first, work)

@@ -1,8 +1,10 @@
--- How long the first requests that nobody has read have waited, for a worker that has room for some.
+-- How long the first requests that nobody has read have waited, for a worker that has room for some,
+-- and whether it may take any.
 --
 -- ARGV  options{limit}
 -- Reply per ready class, in the order r, 0, 1, 2, the ages in ms of its first `limit` undelivered
---       entries, oldest first; tombstones are counted, they are dropped when they are read
+--       entries, oldest first; tombstones are counted, they are dropped when they are read.
+--       Then 1 if the queue is paused, else 0
 --
 -- Reads only. The age is that of the entry: since the request entered its class, not its tenant's
 -- list before that.
@@ -29,4 +31,4 @@ local function ages_of(ready)
   return ages
 end
 
-return { ages_of('r'), ages_of('0'), ages_of('1'), ages_of('2') }
+return { ages_of('r'), ages_of('0'), ages_of('1'), ages_of('2'), is_paused() and 1 or 0 }
