@@ -16,10 +16,10 @@ compose() { $COMPOSE ${project:+--project-name "$project"} "$@"; }
 project=${1:-}
 
 await_ready() {
-    for container in $(compose ps --quiet worker); do
-        until [ "$(docker inspect --format '{{.State.Health.Status}}' "$container")" = healthy ]; do
-            state=$(docker inspect --format '{{.State.Status}}' "$container")
-            [ "$state" = running ] || { echo "$container is $state: see its log" >&2; exit 1; }
+    for each in $(compose ps --quiet worker); do
+        until [ "$(docker inspect --format '{{.State.Health.Status}}' "$each")" = healthy ]; do
+            state=$(docker inspect --format '{{.State.Status}}' "$each")
+            [ "$state" = running ] || { echo "$each is $state: see its log" >&2; exit 1; }
             sleep 1
         done
     done
