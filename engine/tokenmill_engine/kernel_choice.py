@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
-from .attention import AttentionBackend, AttentionSpec
+from .attention import AttentionBackend, AttentionSpec, CallKey
 from .config import Kernels
 from .errors import ConfigError
+from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
+from .linear_kernel import DTYPES
 from .native_attention import NativePagedAttention
 from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
@@ -49,19 +51,27 @@ def _own_attention(specs: Collection[AttentionSpec], device: torch.device) -> At
     raise KernelUnavailable(f"there is no kernel for {device.type}")
 
 
-def prepare_linears(
-    kernels: Kernels, model: nn.Module, dtype: torch.dtype, device: torch.device
+def prepare_modules(
+    kernels: Kernels,
+    model: PreTrainedModel,
+    backend: AttentionBackend,
+    specs: Mapping[CallKey, AttentionSpec],
 ) -> None:
-    """Packs the linear layers of a model in place, unless torch's own are faster; logs the choice.
+    """Fuses modules and packs linear layers in place, unless torch's own are faster; logs it.
 
     On a processor that multiplies bfloat16 itself, torch does that several times faster than our
     kernel, which computes in float32.
     """
-    if kernels == "torch" or device.type != "cpu":
+    if kernels == "torch" or model.device.type != "cpu":
         return
-    if kernels == "auto" and dtype == torch.bfloat16 and _multiplies_bfloat16():
+    if kernels == "auto" and model.dtype == torch.bfloat16 and _multiplies_bfloat16():
         logger.info("linear layers: plain torch, for this processor multiplies bfloat16")
         return
+    if isinstance(backend, NativePagedAttention) and model.dtype in DTYPES:
+        try:
+            fuse_modules(model, backend, specs)
+        except KernelUnavailable as why:
+            logger.warning("modules are not fused: %s", why)
     pack_linears(model)
 
 

@@ -14,8 +14,8 @@ from .kernels.build import KernelUnavailable, load_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-#: Gated activations by the name that transformers' configurations give them.
-GATES = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
+#: The gated activations: SiLU, and GELU by its tanh.
+SILU, GELU_TANH = 1, 2
 
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -29,6 +29,17 @@ class _Linear(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("norm_rounds_first", "gate", "is_bfloat16")),
         *((name, ctypes.c_int32) for name in ("packed_as_bfloat16", "num_threads")),
+    )
+
+
+class _RmsNorm(ctypes.Structure):
+    """`struct RmsNorm` of the source."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "weight", "y")),
+        *((name, _INT) for name in ("num_rows", "x_row", "size")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("rounds_first", "is_bfloat16", "num_threads")),
     )
 
 
@@ -50,6 +61,8 @@ def _kernel() -> Any:
     library = load_kernel("linear")
     library.tokenmill_linear.argtypes = (ctypes.POINTER(_Linear),)
     library.tokenmill_linear.restype = None
+    library.tokenmill_rms_norm.argtypes = (ctypes.POINTER(_RmsNorm),)
+    library.tokenmill_rms_norm.restype = None
     library.tokenmill_packed_size.argtypes = (_INT, _INT)
     library.tokenmill_packed_size.restype = _INT
     for function in (library.tokenmill_pack, library.tokenmill_unpack):
@@ -58,11 +71,32 @@ def _kernel() -> Any:
     return library
 
 
+def normalise(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """`[T, K]`, float32 or bfloat16 on the CPU."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call = _RmsNorm(
+        x=x.data_ptr(),
+        weight=norm.weight.data_ptr(),
+        y=y.data_ptr(),
+        num_rows=len(x),
+        x_row=x.stride(0),
+        size=x.shape[1],
+        epsilon=norm.epsilon,
+        rounds_first=norm.rounds_first,
+        is_bfloat16=x.dtype == torch.bfloat16,
+        num_threads=torch.get_num_threads(),
+    )
+    _kernel().tokenmill_rms_norm(call)
+    return y
+
+
 class PackedWeight:
     """Weights `[N, K]` that multiply the same x, packed as one.
 
     Weights that are exact in bfloat16 are kept so, whatever the type of the layer: half the memory
-    to read, and the same results. `gate` (a value of `GATES`) takes two weights, gate and up.
+    to read, and the same results. `gate`, an activation, takes two weights: gate and up.
 
     Raises KernelUnavailable where the kernel cannot be built or does not know the weights' type.
     """
@@ -72,7 +106,6 @@ class PackedWeight:
         weights: Sequence[torch.Tensor],
         *,
         bias: torch.Tensor | None = None,
-        norm: Norm | None = None,
         gate: int = 0,
     ) -> None:
         self.dtype = weights[0].dtype
@@ -93,13 +126,9 @@ class PackedWeight:
         for number, part in enumerate(parts):
             kernel.tokenmill_pack(part.data_ptr(), *self._place(number))
         self._bias = None if bias is None else bias.detach().float().contiguous()
-        self._norm = norm
         self._template = _Linear(
             weight=self._packed.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
-            norm=None if norm is None else norm.weight.data_ptr(),
-            epsilon=0.0 if norm is None else norm.epsilon,
-            norm_rounds_first=norm is not None and norm.rounds_first,
             gate=gate,
             inputs=self.inputs,
             outputs=self.outputs,
@@ -115,8 +144,16 @@ class PackedWeight:
         )
         return rows.to(self.dtype)
 
-    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """`[T, K]` and `[T, N]`, both of `dtype` on the CPU, to `[T, N]`."""
+    def multiply(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`residual + norm(x) · Wᵀ` of x `[T, K]` and residual `[T, N]`, on the CPU."""
+        if x.shape[1] != self.inputs or x.dtype != self.dtype:
+            raise ValueError(f"takes [T, {self.inputs}] {self.dtype}, not {x.shape} {x.dtype}")
         if x.stride(-1) != 1:
             x = x.contiguous()
         y = x.new_empty(len(x), self.outputs)
@@ -125,6 +162,9 @@ class PackedWeight:
         call = _Linear.from_buffer_copy(self._template)
         call.x, call.x_row, call.num_rows = x.data_ptr(), x.stride(0), len(x)
         call.y = y.data_ptr()
+        if norm is not None:
+            call.norm, call.epsilon = norm.weight.data_ptr(), norm.epsilon
+            call.norm_rounds_first = norm.rounds_first
         if residual is not None:
             residual = residual.contiguous()
             call.residual = residual.data_ptr()

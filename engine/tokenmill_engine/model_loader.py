@@ -11,7 +11,7 @@ from .attention import AttentionBackend
 from .checkpoint import LoadedModel, Progress, load_model
 from .config import EngineConfig
 from .errors import ConfigError
-from .kernel_choice import choose_attention, prepare_linears
+from .kernel_choice import choose_attention, prepare_modules
 from .kv_budget import KVBudget, cpu_cache_bytes, cuda_cache_bytes, plan_kv_budget
 from .kv_cache import allocate_kv_cache, bytes_per_block
 from .long_rope import install_long_rope
@@ -71,8 +71,8 @@ def build_runner(
         probed=probed,
         rope_switch_tokens=install_long_rope(loaded.model),
     )
-    report("preparing the linear layers")
-    prepare_linears(config.kernels, loaded.model, loaded.dtype, loaded.device)
+    report("fusing and packing")
+    prepare_modules(config.kernels, loaded.model, parts.backend, probed.specs)
     limits = _effective_limits(config, loaded)
     if not config.skip_self_test:
         report("testing the model on its own weights")

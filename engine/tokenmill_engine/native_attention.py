@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
 from .kernels.build import KernelUnavailable, load_kernel
+from .linear_kernel import Norm
 
 #: What the kernel computes in float32 from.
 DTYPES = (torch.float32, torch.bfloat16)
@@ -34,12 +36,27 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("query", "key", "value", "output")),
         *((name, _POINTER) for name in ("key_cache", "value_cache", "sinks")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm", "cos", "sin")),
         *((name, _INT) for name in ("query_row", "query_head", "key_row", "key_head")),
         *((name, _INT) for name in ("value_row", "value_head", "num_heads", "num_kv_heads")),
         *((name, _INT) for name in ("key_dim", "value_dim", "window", "chunk")),
-        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
+        ("rotary_dim", _INT),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap", "epsilon")),
+        *((name, ctypes.c_int32) for name in ("norm_rounds_first", "is_bfloat16", "num_threads")),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadPreparation:
+    """What Q and K still lack when the kernel gets them, in this order, for each head.
+
+    The norms agree in all but their weights.
+    """
+
+    cos: torch.Tensor  # [T, R], of Q's type, dense: the rotary embedding of the first R numbers
+    sin: torch.Tensor
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
 
 class NativePagedAttention:
@@ -72,8 +89,10 @@ class NativePagedAttention:
         layer: LayerCache,
         meta: AttentionMetadata,
         rule: AttentionRule,
+        *,
+        heads: HeadPreparation | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.write_and_attend`."""
+        """See `AttentionBackend.write_and_attend`; `heads` is done to Q and K on the way."""
         if meta is not self._meta:
             self._meta, self._step = meta, _describe(meta, len(query))
         query, key, value = map(_dense_last, (query, key, value))
@@ -104,8 +123,22 @@ class NativePagedAttention:
             is_bfloat16=query.dtype == torch.bfloat16,
             num_threads=torch.get_num_threads(),
         )
+        if heads is not None:
+            _add_preparation(call, heads)
         self._kernel(self._step, call)  # without the GIL: others may publish meanwhile
         return output
+
+
+def _add_preparation(call: _Call, heads: HeadPreparation) -> None:
+    call.cos, call.sin = heads.cos.data_ptr(), heads.sin.data_ptr()
+    call.rotary_dim = heads.cos.shape[-1]
+    norm = heads.query_norm or heads.key_norm
+    if norm is not None:
+        call.epsilon, call.norm_rounds_first = norm.epsilon, norm.rounds_first
+    if heads.query_norm is not None:
+        call.query_norm = heads.query_norm.weight.data_ptr()
+    if heads.key_norm is not None:
+        call.key_norm = heads.key_norm.weight.data_ptr()
 
 
 def _describe(meta: AttentionMetadata, num_rows: int) -> _Step:

@@ -13,7 +13,7 @@ from tokenmill_engine.attention import AttentionSpec
 from tokenmill_engine.config import EngineConfig
 from tokenmill_engine.errors import ConfigError
 from tokenmill_engine.kernel_choice import choose_attention
-from tokenmill_engine.kernels import build
+from tokenmill_engine.kernels import build, prebuilt
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.native_attention import NativePagedAttention
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
@@ -108,3 +108,74 @@ def test_the_choice_is_respected() -> None:
     assert isinstance(choose_attention("auto", [spec()], CPU), NativePagedAttention)
     with pytest.raises(ConfigError, match="kernels"):
         EngineConfig(model="m", kernels="cuda")  # type: ignore[arg-type]
+
+
+V3 = "flags : fpu avx avx2 bmi1 bmi2 f16c fma abm movbe"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("processor", "levels"),
+    [
+        ("", []),
+        ("flags : fpu sse2 avx", []),
+        (V3, ["x86-64-v3"]),
+        (f"{V3} avx512f", ["x86-64-v3"]),
+        (V4, ["x86-64-v4", "x86-64-v3"]),
+        (V4.replace(" fma", ""), []),
+    ],
+)
+def test_the_levels_of_a_processor(processor: str, levels: list[str]) -> None:
+    assert prebuilt.levels_of(processor) == levels
+
+
+@pytest.fixture
+def tiny_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source that compiles at once, beside which prebuilt libraries are looked for."""
+    source = tmp_path / "tiny.cpp"
+    source.write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(build, "_source", lambda _name: source)
+    monkeypatch.setenv(prebuilt.FOLDER_VARIABLE, str(tmp_path / "ahead"))
+    if "x86-64-v3" not in prebuilt.levels_of(build._processor()):
+        pytest.skip("no prebuilt kernels for this processor")
+    try:
+        build.compile_for("tiny", "x86-64-v3", prebuilt.folder())
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    return source
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_compiler_a_prebuilt_kernel_is_loaded_and_the_log_says_so(
+    tiny_kernel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    with caplog.at_level(logging.INFO):
+        assert load_kernel("tiny").answer() == 42
+    assert "prebuilt for x86-64-v3" in caplog.text
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_prebuilt_kernel_of_another_source_is_not_loaded(
+    tiny_kernel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    tiny_kernel.write_text('extern "C" int answer() { return 41; }')
+    with pytest.raises(KernelUnavailable, match="install g"):
+        load_kernel("tiny")
+
+
+def test_every_kernel_is_prebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+
+    def note(source: Path, _compiler: str, library: Path, *, march: str) -> None:
+        made.append((source.name, library.parent, march))
+
+    monkeypatch.setattr(build, "_compile", note)
+    monkeypatch.setattr(build, "_compiler", lambda: "c++")
+    assert prebuilt.main(["--march", "x86-64-v4", "--output", str(tmp_path)]) == 0
+    kernels = ("linear.cpp", "paged_attention.cpp")
+    assert made == [(kernel, tmp_path, "x86-64-v4") for kernel in kernels]
+    assert len(capsys.readouterr().out.splitlines()) == len(kernels)

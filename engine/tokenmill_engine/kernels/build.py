@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -17,9 +18,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from . import prebuilt
+
+logger = logging.getLogger(__name__)
+
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi",
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi",
     # Each product and sum is one rounding, in every loop: GCC's tuning for some processors would
     # split them in some, and a row's result would depend on how many rows it is computed with.
     "-ffp-contract=fast", "--param=avoid-fma-max-bits=0",
@@ -36,19 +41,62 @@ class KernelUnavailable(Exception):
 def load_kernel(name: str) -> ctypes.CDLL:
     """The library made from `<name>.cpp` beside this module.
 
-    Raises KernelUnavailable: there is no compiler, or it refused the source.
+    Where that cannot be compiled, one that was prebuilt for a processor like this.
+
+    Raises KernelUnavailable: there is no compiler, or it refused the source, and none is prebuilt.
     """
-    source = Path(__file__).with_name(f"{name}.cpp")
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise KernelUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}): install g++")
-    library = _cache_folder() / f"{name}-{_key(source, compiler)}.so"
-    if not library.exists():
-        _compile(source, compiler, library)
+    source = _source(name)
+    try:
+        library = _made_here(source)
+    except KernelUnavailable:
+        found = _prebuilt(source)
+        if found is None:
+            raise
+        library = found
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelUnavailable(f"the compiled {name} cannot be loaded") from error
+
+
+def compile_for(name: str, level: str, folder: Path) -> Path:
+    """Compile a kernel for any processor of `level` and return the library's path.
+
+    Raises KernelUnavailable.
+    """
+    source = _source(name)
+    library = folder / prebuilt.library_name(name, level, _source_key(source))
+    _compile(source, _compiler(), library, march=level)
+    return library
+
+
+def _source(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.cpp")
+
+
+def _compiler() -> str:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise KernelUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}): install g++")
+    return compiler
+
+
+def _made_here(source: Path) -> Path:
+    compiler = _compiler()
+    library = _cache_folder() / f"{source.stem}-{_key(source, compiler)}.so"
+    if not library.exists():
+        _compile(source, compiler, library)
+    return library
+
+
+def _prebuilt(source: Path) -> Path | None:
+    for level in prebuilt.levels_of(_processor()):
+        name = prebuilt.library_name(source.stem, level, _source_key(source))
+        library = prebuilt.folder() / name
+        if library.exists():
+            logger.info("kernel %s: prebuilt for %s", source.stem, level)
+            return library
+    return None
 
 
 def _cache_folder() -> Path:
@@ -57,11 +105,17 @@ def _cache_folder() -> Path:
 
 
 def _key(source: Path, compiler: str) -> str:
+    """Of a library for this very processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    return _hash(_source_key(source).encode(), version, _processor().encode())
+
+
+def _source_key(source: Path) -> str:
     headers = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
-    parts = (
-        source.read_bytes(), *headers, version, " ".join(FLAGS).encode(), _processor().encode(),
-    )  # fmt: skip
+    return _hash(source.read_bytes(), *headers, " ".join(FLAGS).encode())
+
+
+def _hash(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -74,13 +128,13 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(source: Path, compiler: str, library: Path) -> None:
+def _compile(source: Path, compiler: str, library: Path, *, march: str = "native") -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         # Under a name of its own first: several workers may start at once.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            command = [compiler, *FLAGS, str(source), "-o", str(made)]
+            command = [compiler, *FLAGS, f"-march={march}", str(source), "-o", str(made)]
             result = subprocess.run(
                 command, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S
             )

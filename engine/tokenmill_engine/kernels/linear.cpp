@@ -7,16 +7,16 @@
 // its part of the panel stays in the L1 cache for all rows of a row block, and these in the L2 cache.
 //
 // A weight whose numbers are all exact in bfloat16 may be stored so: the result is the same bit
-// by bit, and half as many bytes are read. Two adjacent k share a 32-bit word, the even one in its
-// lower half: a shift or a mask widens a vector of them.
+// by bit, and half as many bytes are read; a shift or a mask widens a vector (see packing.h).
 //
 // The sum of an output runs over K in order, whatever the number of rows: no row depends on others.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "packing.h"
+#include "pointwise.h"
 #include "vectors.h"
 
 extern "C" {
@@ -36,21 +36,27 @@ struct Linear {
   int32_t is_bfloat16, packed_as_bfloat16, num_threads;
 };
 
+// RMS normalisation alone, of rows [M, K] that may be any number of elements apart.
+struct RmsNorm {
+  const void* x;
+  const float* weight;  // [K]
+  void* y;              // [M, K], dense
+  int64_t num_rows, x_row, size;
+  float epsilon;
+  int32_t rounds_first, is_bfloat16, num_threads;
+};
+
 }  // extern "C"
 
 namespace {
 
 using namespace tokenmill;
 
-constexpr int PANEL = 2 * W;
 constexpr int64_t BLOCK_FLOATS = 80 * 1024;  // of x in a row block: two thirds of a small L2 cache
 constexpr int64_t MOST_BLOCK_ROWS = 144;
 constexpr int64_t PANEL_BYTES = 20 * 1024;  // of a panel in a block of K: half of a small L1 cache
 constexpr int PANELS_PER_TASK = 2;  // small tasks: threads that were held up are overtaken
 constexpr int WIDE = 4;             // panels of a single row at once: enough sums under way
-
-int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-int64_t even(int64_t n) { return n + n % 2; }
 
 // Column vector j of a panel at k = 2 · pair + ODD.
 template <int ODD>
@@ -113,41 +119,6 @@ void panel_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, in
   }
 }
 
-// What a value becomes when the model keeps it in its own type.
-template <class X>
-inline float rounded(float x) {
-  X kept;
-  from_float(x, &kept);
-  return to_float(kept);
-}
-template <>
-inline float rounded<float>(float x) { return x; }
-
-// x · sigmoid(s), which is SiLU for s = x and the tanh form of GELU for the s below.
-inline vfloat activate(vfloat x, int32_t kind) {
-  vfloat s = x;
-  if (kind == 2) s = 1.5957691216057308f * (x + 0.044715f * (x * x * x));
-  const vfloat minus = -s;
-  return x / (1.0f + exponential(choose(minus > 88.0f, all(88.0f), minus)));
-}
-
-template <class X>
-void normalise(const X* x, int64_t size, const Linear& call, float* out) {
-  vfloat squares{};
-  float rest = 0.0f;
-  int64_t k = 0;
-  for (; k + W <= size; k += W) {
-    const vfloat part = load(x + k);
-    squares += part * part;
-  }
-  for (int64_t i = k; i < size; i++) rest += to_float(x[i]) * to_float(x[i]);
-  const float scale = 1.0f / std::sqrt((sum_of(squares) + rest) / float(size) + call.epsilon);
-  for (int64_t i = 0; i < size; i++) {
-    const float plain = to_float(x[i]) * scale;
-    out[i] = rounded<X>((call.norm_rounds_first ? rounded<X>(plain) : plain) * call.norm[i]);
-  }
-}
-
 // Memory that threads keep from call to call: x made float32 or normalised, and sums of a task.
 std::vector<float>& kept(int which) {
   static thread_local std::vector<float> buffers[2];
@@ -196,7 +167,8 @@ class Product {
  private:
   void prepare(int64_t row, float* out) const {
     const X* x = static_cast<const X*>(call_.x) + row * call_.x_row;
-    if (call_.norm) normalise(x, call_.inputs, call_, out);
+    if (call_.norm)
+      normalise(x, call_.inputs, {call_.norm, call_.epsilon, call_.norm_rounds_first}, out);
     else for (int64_t k = 0; k < call_.inputs; k++) out[k] = to_float(x[k]);
   }
 
@@ -272,30 +244,13 @@ class Product {
   int64_t x_row_;
 };
 
-// Where W[n, k] is in the panels of a packed weight of type T.
-template <class T>
-int64_t place(int64_t n, int64_t k, int64_t inputs, int64_t first, int64_t step) {
-  const int64_t panel = first + n / PANEL * step, column = n % PANEL;
-  const int64_t start = panel * even(inputs) * PANEL;
-  if (sizeof(T) == sizeof(float)) return start + k * PANEL + column;
-  return start + (k / 2 * 2 + column / W) * PANEL + column % W * 2 + k % 2;
-}
-
-struct Packing { int64_t outputs, inputs, first, step; };
-
-template <class T>
-void pack(const float* weight, const Packing& p, T* packed) {
-  for (int64_t n = 0; n < ceil_div(p.outputs, PANEL) * PANEL; n++)
-    for (int64_t k = 0; k < even(p.inputs); k++)
-      from_float(n < p.outputs && k < p.inputs ? weight[n * p.inputs + k] : 0.0f,
-                 packed + place<T>(n, k, p.inputs, p.first, p.step));
-}
-
-template <class T>
-void unpack(const T* packed, const Packing& p, float* weight) {
-  for (int64_t n = 0; n < p.outputs; n++)
-    for (int64_t k = 0; k < p.inputs; k++)
-      weight[n * p.inputs + k] = to_float(packed[place<T>(n, k, p.inputs, p.first, p.step)]);
+template <class X>
+void normalise_rows(const RmsNorm& call) {
+  const Norm norm{call.weight, call.epsilon, call.rounds_first};
+#pragma omp parallel for schedule(static) num_threads(std::max(1, call.num_threads))
+  for (int64_t row = 0; row < call.num_rows; row++)
+    normalise(static_cast<const X*>(call.x) + row * call.x_row, call.size, norm,
+              static_cast<X*>(call.y) + row * call.size);
 }
 
 }  // namespace
@@ -330,6 +285,11 @@ void tokenmill_linear(const Linear* call) {
     if (call->packed_as_bfloat16) Product<float, bfloat16>(*call).run();
     else Product<float, float>(*call).run();
   }
+}
+
+void tokenmill_rms_norm(const RmsNorm* call) {
+  if (call->is_bfloat16) normalise_rows<bfloat16>(*call);
+  else normalise_rows<float>(*call);
 }
 
 }  // extern "C"

@@ -19,6 +19,7 @@
 #include <limits>
 #include <vector>
 
+#include "pointwise.h"
 #include "vectors.h"
 
 namespace {
@@ -96,10 +97,15 @@ struct Call {
   void *output;                     // [T, H, Dv], dense
   void *key_cache, *value_cache;
   const float *sinks;               // [H]
+  // What is left to do with Q and K: RMS normalisation of each head, then rotary embedding of its
+  // first `rotary_dim` numbers, the halves of which are pairs.
+  const float *query_norm, *key_norm;  // [D]
+  const void *cos, *sin;               // [T, rotary_dim], dense
   int64_t query_row, query_head, key_row, key_head, value_row, value_head;
   int64_t num_heads, num_kv_heads, key_dim, value_dim, window, chunk;
-  float scaling, softcap;
-  int32_t is_bfloat16, num_threads;
+  int64_t rotary_dim;
+  float scaling, softcap, epsilon;
+  int32_t norm_rounds_first, is_bfloat16, num_threads;
 };
 
 }  // extern "C"
@@ -133,7 +139,7 @@ int64_t first_visible(const Call& call, int64_t position) {
 
 // One thread's memory: Q, S (which becomes P), O, and each query vector's maximum and sum.
 struct Scratch {
-  std::vector<float> query, score, output, maximum, total;
+  std::vector<float> query, score, output, maximum, total, key;
 
   void fit(int64_t vectors, int64_t key_dim, int64_t slots, int64_t value_dim) {
     query.resize(vectors * key_dim);
@@ -186,7 +192,7 @@ class Attention {
     {
       Scratch scratch;
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < rows; row++) write(row);
+      for (int64_t row = 0; row < rows; row++) write(row, scratch);
       // The implicit barrier: every key of the step is in the cache before anybody reads it.
 #pragma omp for schedule(dynamic, 1)
       for (int64_t part = 0; part < parts; part++)
@@ -195,15 +201,32 @@ class Attention {
   }
 
  private:
-  void write(int64_t row) const {
+  // One head of one row as the model attends with it.
+  void prepare(const T* x, const float* norm, int64_t row, float* out) const {
+    const int64_t size = call_.key_dim, half = call_.rotary_dim / 2;
+    if (norm) normalise(x, size, {norm, call_.epsilon, call_.norm_rounds_first}, out);
+    else for (int64_t d = 0; d < size; d++) out[d] = to_float(x[d]);
+    const T* cos = static_cast<const T*>(call_.cos) + row * call_.rotary_dim;
+    const T* sin = static_cast<const T*>(call_.sin) + row * call_.rotary_dim;
+    for (int64_t d = 0; d < half; d++) {
+      const float a = out[d], b = out[d + half];
+      out[d] = rounded<T>(rounded<T>(a * to_float(cos[d])) - rounded<T>(b * to_float(sin[d])));
+      out[d + half] = rounded<T>(rounded<T>(b * to_float(cos[d + half]))
+                                 + rounded<T>(a * to_float(sin[d + half])));
+    }
+  }
+
+  void write(int64_t row, Scratch& scratch) const {
     const int64_t heads = call_.num_kv_heads, size = step_.block_size;
     const int64_t block = step_.slot_blocks[row], slot = step_.slot_offsets[row];
     const T* keys = static_cast<const T*>(call_.key) + row * call_.key_row;
     const T* values = static_cast<const T*>(call_.value) + row * call_.value_row;
     for (int64_t head = 0; head < heads; head++) {
       T* key = static_cast<T*>(call_.key_cache) + (block * heads + head) * call_.key_dim * size;
+      scratch.key.resize(call_.key_dim);
+      prepare(keys + head * call_.key_head, call_.key_norm, row, scratch.key.data());
       for (int64_t d = 0; d < call_.key_dim; d++)
-        key[d * size + slot] = keys[head * call_.key_head + d];
+        from_float(scratch.key[d], key + d * size + slot);
       T* value = static_cast<T*>(call_.value_cache)
                + ((block * heads + head) * size + slot) * call_.value_dim;
       std::copy_n(values + head * call_.value_head, call_.value_dim, value);
@@ -228,7 +251,8 @@ class Attention {
         const T* query = static_cast<const T*>(call_.query)
                        + (item.first_row + row) * call_.query_row
                        + (head * group_ + g) * call_.query_head;
-        for (int64_t d = 0; d < call_.key_dim; d++) *out++ = to_float(query[d]) * call_.scaling;
+        prepare(query, call_.query_norm, item.first_row + row, out);
+        for (int64_t d = 0; d < call_.key_dim; d++) *out++ *= call_.scaling;
       }
   }
 

@@ -1,0 +1,270 @@
+"""What a fused module runs in place of its own forward: native products with what surrounds them.
+
+Each recognises its pattern by structure, in any architecture; whether the result is the same is for
+`fusion.py` to check. What attends falls back to the module's own forward outside the engine's step,
+as in the self-test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .attention import AttentionRule, AttentionSpec, CallKey, ForwardContext, current_context
+from .linear_kernel import DTYPES, GELU_TANH, SILU, Norm, PackedWeight, normalise
+from .native_attention import HeadPreparation, NativePagedAttention
+
+Forward = Callable[..., Any]
+
+
+class PackedPart(nn.Module):
+    """One of the `nn.Linear` that a `PackedWeight` holds, for forwards that are not fused."""
+
+    bias: torch.Tensor | None
+
+    def __init__(self, linear: nn.Linear, packed: PackedWeight, number: int, first: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self._packed, self._number, self._first = packed, number, first
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """`[out_features, in_features]`"""
+        rows = self._packed.unpacked(self._number)
+        return rows[self._first : self._first + self.out_features]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[…, in_features]` to `[…, out_features]`"""
+        return functional.linear(x, self.weight.to(x), self.bias)
+
+
+class FusedNorm:
+    """RMS normalisation."""
+
+    def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
+        self.norm = norm
+        self._own: Forward = module.forward
+        self._dtype = dtype
+
+    @classmethod
+    def variants(cls, module: nn.Module) -> Iterator[FusedNorm]:
+        """Architectures differ in when they round, and in whether the weight counts from 1."""
+        parameters = dict(module.named_parameters())
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        weight = parameters.get("weight")
+        if weight is None or len(parameters) > 1 or not isinstance(epsilon, float):
+            return
+        if weight.dim() != 1 or weight.dtype not in DTYPES:
+            return
+        plain = weight.detach().float().contiguous()
+        for norm in (Norm(plain, epsilon, True), Norm(plain, epsilon, False)):
+            yield cls(module, norm, weight.dtype)
+        yield cls(module, Norm(1.0 + plain, epsilon, False), weight.dtype)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, torch.Tensor) or x.dtype != self._dtype:
+            return self._own(*args, **kwargs)
+        return normalise(x.reshape(-1, x.shape[-1]), self.norm).view(x.shape)
+
+
+class FusedMLP:
+    """`down(act(gate(x)) · up(x))` in two products."""
+
+    def __init__(self, module: nn.Module, gate: int) -> None:
+        self._own: Forward = module.forward
+        pair = [getattr(module, name) for name in ("gate_proj", "up_proj")]
+        down = module.down_proj
+        assert isinstance(down, nn.Linear)
+        self._gate_up = PackedWeight([linear.weight for linear in pair], gate=gate)
+        self._down = PackedWeight([down.weight], bias=down.bias)
+        self.parts = {
+            "gate_proj": PackedPart(pair[0], self._gate_up, 0, 0),
+            "up_proj": PackedPart(pair[1], self._gate_up, 1, 0),
+            "down_proj": PackedPart(down, self._down, 0, 0),
+        }
+
+    @classmethod
+    def of(cls, module: nn.Module) -> FusedMLP | None:
+        linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
+        if not all(type(linear) is nn.Linear for linear in linears):
+            return None
+        if any(linear.bias is not None for linear in linears[:2] if linear is not None):
+            return None
+        gate = _gate_kind(getattr(module, "act_fn", None))
+        return None if gate is None else cls(module, gate)
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rows `[T, K]` to `[T, K]`."""
+        return self._down.multiply(self._gate_up.multiply(x, norm=norm), residual=residual)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, torch.Tensor) or x.dtype != self._down.dtype:
+            return self._own(*args, **kwargs)
+        return self.apply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self._down.outputs)
+
+
+def _gate_kind(activation: object) -> int | None:
+    if not callable(activation):
+        return None
+    x = torch.linspace(-8, 8, 101)
+    if torch.allclose(activation(x), functional.silu(x), atol=1e-6):
+        return SILU
+    if torch.allclose(activation(x), functional.gelu(x, approximate="tanh"), atol=1e-6):
+        return GELU_TANH
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCall:
+    """The one call of the attention interface that a forward of the module made."""
+
+    key: CallKey
+    spec: AttentionSpec
+    rule: AttentionRule
+
+
+class FusedAttention:
+    """One product for Q, K and V; the heads' norms and rotary embedding in the attention kernel."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: AttentionCall,
+        backend: NativePagedAttention,
+        *,
+        rotates: bool,
+        norms: tuple[Norm | None, Norm | None],
+    ) -> None:
+        self._own: Forward = module.forward
+        self._call, self._backend, self._rotates, self._norms = call, backend, rotates, norms
+        names = ("q_proj", "k_proj", "v_proj")
+        linears = [getattr(module, name) for name in names]
+        out = module.o_proj
+        assert isinstance(out, nn.Linear)
+        self._qkv = PackedWeight([linear.weight for linear in linears], bias=_joined_bias(linears))
+        self._out = PackedWeight([out.weight], bias=out.bias)
+        widths = [linear.out_features for linear in linears]
+        firsts = (0, widths[0], widths[0] + widths[1])
+        self._num_heads = widths[0] // call.spec.key_dim
+        self.parts = {
+            name: PackedPart(linear, self._qkv, 0, first)
+            for name, linear, first in zip(names, linears, firsts, strict=True)
+        }
+        self.parts["o_proj"] = PackedPart(out, self._out, 0, 0)
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        linears = [getattr(module, f"{name}_proj", None) for name in "qkvo"]
+        return all(type(linear) is nn.Linear for linear in linears)
+
+    def ready(self, x: object, rotary: object) -> ForwardContext | None:
+        """The context of the step, None where the module's own forward must run."""
+        context = current_context()
+        if context is None or context.backend is not self._backend:
+            return None
+        if not isinstance(x, torch.Tensor) or x.dtype != self._out.dtype:
+            return None
+        if not isinstance(rotary, tuple) or len(rotary) != 2:
+            return None
+        return context if all(self._is_table(part, x) for part in rotary) else None
+
+    def _is_table(self, table: object, x: torch.Tensor) -> bool:
+        """Of cosines or sines, a row for each row of x."""
+        if not isinstance(table, torch.Tensor) or table.dtype != x.dtype:
+            return False
+        rows_match = table.dim() == x.dim() == 3 and table.shape[:2] == x.shape[:2]
+        return rows_match and len(x) == 1 and table.shape[2] <= self._call.spec.key_dim
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        context: ForwardContext,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rows `[T, K]`, cos and sin `[1, T, R]`, to `[T, K]`."""
+        spec, heads = self._call.spec, self._num_heads
+        qkv = self._qkv.multiply(x, norm=norm)
+        rows, keys = len(qkv), heads * spec.key_dim
+        values = keys + spec.num_kv_heads * spec.key_dim
+        cos, sin = (part[0].contiguous() for part in rotary)
+        if not self._rotates:
+            cos, sin = cos[:, :0], sin[:, :0]
+        attended = self._backend.write_and_attend(
+            qkv[:, :keys].view(rows, heads, spec.key_dim),
+            qkv[:, keys:values].view(rows, spec.num_kv_heads, spec.key_dim),
+            qkv[:, values:].view(rows, spec.num_kv_heads, spec.value_dim),
+            context.layers[self._call.key],
+            context.metadata,
+            self._call.rule,
+            heads=HeadPreparation(cos, sin, *self._norms),
+        )
+        return self._out.multiply(attended.view(rows, -1), residual=residual)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = args
+        x, rotary = kwargs.get("hidden_states"), kwargs.get("position_embeddings")
+        if args and x is None:
+            x, args = args[0], args[1:]
+        context = None if args else self.ready(x, rotary)
+        if context is None or x is None or rotary is None:
+            return self._own(*given, **kwargs)
+        return self.apply(x[0], rotary, context).unsqueeze(0), None
+
+
+def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat(
+        [
+            torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+            for linear in linears
+        ]
+    )
+
+
+class FusedLayer:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`: no pass of its own for norms and sums."""
+
+    def __init__(
+        self, module: nn.Module, norms: tuple[Norm, Norm], attention: FusedAttention, mlp: FusedMLP
+    ) -> None:
+        self._own: Forward = module.forward
+        self._norms, self._attention, self._mlp = norms, attention, mlp
+
+    @classmethod
+    def of(cls, module: nn.Module) -> FusedLayer | None:
+        """Of a layer whose parts are fused already."""
+        names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
+        parts = [getattr(getattr(module, name, None), "forward", None) for name in names]
+        before, between, attention, mlp = parts
+        if not (isinstance(before, FusedNorm) and isinstance(between, FusedNorm)):
+            return None
+        if not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)):
+            return None
+        return cls(module, (before.norm, between.norm), attention, mlp)
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rotary = kwargs.get("position_embeddings")
+        context = None if args else self._attention.ready(hidden_states, rotary)
+        if context is None or rotary is None:
+            return self._own(hidden_states, *args, **kwargs)
+        x = hidden_states[0]
+        x = self._attention.apply(x, rotary, context, norm=self._norms[0], residual=x)
+        return self._mlp.apply(x, norm=self._norms[1], residual=x).unsqueeze(0)

@@ -1,0 +1,56 @@
+// What transformers compute between their products, value by value or row by row.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "vectors.h"
+
+namespace tokenmill {
+
+// What a value becomes when the model keeps it in its own type.
+template <class X>
+inline float rounded(float x) {
+  X kept;
+  from_float(x, &kept);
+  return to_float(kept);
+}
+template <>
+inline float rounded<float>(float x) { return x; }
+
+// x · sigmoid(s): SiLU (kind 1) for s = x, and the tanh form of GELU (kind 2) for the s below.
+inline vfloat activate(vfloat x, int32_t kind) {
+  vfloat s = x;
+  if (kind == 2) s = 1.5957691216057308f * (x + 0.044715f * (x * x * x));
+  const vfloat minus = -s;
+  return x / (1.0f + exponential(choose(minus > 88.0f, all(88.0f), minus)));
+}
+
+// RMS normalisation; `rounds_first`: the quotient is rounded to X before it meets the weight.
+struct Norm {
+  const float* weight;
+  float epsilon;
+  int32_t rounds_first;
+};
+
+// X may be out's own type, and x and out the same.
+template <class X, class Y>
+void normalise(const X* x, int64_t size, const Norm& norm, Y* out) {
+  vfloat squares{};
+  float rest = 0.0f;
+  int64_t k = 0;
+  for (; k + W <= size; k += W) {
+    const vfloat part = load(x + k);
+    squares += part * part;
+  }
+  for (; k < size; k++) rest += to_float(x[k]) * to_float(x[k]);
+  const float scale = 1.0f / std::sqrt((sum_of(squares) + rest) / float(size) + norm.epsilon);
+  for (k = 0; k < size; k++) {
+    const float plain = to_float(x[k]) * scale;
+    from_float(rounded<X>((norm.rounds_first ? rounded<X>(plain) : plain) * norm.weight[k]),
+               out + k);
+  }
+}
+
+}  // namespace tokenmill
