@@ -28,6 +28,7 @@ from ._redis_errors import RetryPolicy, aretry
 from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
+from ._tracing import sending
 from .errors import ConfigurationError, TokenmillError, UnknownRequest
 from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
@@ -70,9 +71,10 @@ class AsyncLink(BaseLink):
     async def enqueue(self, submission: Submission) -> EnqueueReply:
         """Put a request into the queue; raises when it is refused."""
         home = await self.home(submission.request_id)
-        call = self._enqueue_call(home.calls, submission)
-        reply = await self._call(lambda: arun(home.redis, call))
-        accepted(submission, reply)
+        with sending(home.keys, submission.request_id) as trace:
+            call = self._enqueue_call(home.calls, submission, trace)
+            reply = await self._call(lambda: arun(home.redis, call))
+            accepted(submission, reply)
         return reply
 
     async def read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from ._mailbox import AsyncMailbox
 from ._session import Read, Wait
 from ._stream_base import StreamBase, StreamPlan
+from ._tracing import RequestSpan
 from .errors import UnknownRequest
 from .protocol import Completion, Event
 
@@ -89,6 +90,7 @@ class AsyncTokenStream(StreamBase):
         if self._must_cancel and not self._link.closed:
             self._owned = False
             await self._link.give_up(self.id)
+        self._span.close()
 
     async def _texts(self) -> AsyncGenerator[str, None]:
         async with aclosing(self.events()) as events:
@@ -113,7 +115,9 @@ class AsyncTokenStream(StreamBase):
             if submission is None:
                 self._state.catch_up()  # there may be something to read: do not wait to be told
                 return
-            reply = await self._link.enqueue(submission)
+            self._span = RequestSpan.start(self.id, submission.body)
+            with self._span.active():
+                reply = await self._link.enqueue(submission)
         except BaseException as error:
             self._interrupted(submission, error)
             await self.aclose()

@@ -12,6 +12,7 @@ from ._requests import Prompt, Submission, build, check_tenant
 from ._session import Read, RecordHead
 from ._status import Handle
 from ._stream_base import StreamPlan
+from ._trace_context import TraceContext
 from ._validation import check_number
 from .calls import QueueCalls, QueuePolicy
 from .errors import ConfigurationError, InvalidRequest, QueueFull, RequestConflict, RequestTooLarge
@@ -79,12 +80,15 @@ class BaseLink:
         timeout_s = self.options.retry_for_s
         return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
 
-    def _enqueue_call(self, calls: QueueCalls, submission: Submission) -> ScriptCall[EnqueueReply]:
+    def _enqueue_call(
+        self, calls: QueueCalls, submission: Submission, trace: TraceContext
+    ) -> ScriptCall[EnqueueReply]:
         return calls.enqueue(
             submission.request_id,
             body=submission.body,
             tenant=submission.tenant,
             priority_class=submission.priority_class,
+            trace=trace,
             **submission.timing.enqueue_options(),
         )
 

@@ -28,6 +28,7 @@ from ._redis_errors import RetryPolicy, retry
 from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
+from ._tracing import sending
 from .errors import TokenmillError, UnknownRequest
 from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
@@ -70,9 +71,10 @@ class Link(BaseLink):
     def enqueue(self, submission: Submission) -> EnqueueReply:
         """Put a request into the queue; raises when it is refused."""
         home = self.home(submission.request_id)
-        call = self._enqueue_call(home.calls, submission)
-        reply = self._call(lambda: run(home.redis, call))
-        accepted(submission, reply)
+        with sending(home.keys, submission.request_id) as trace:
+            call = self._enqueue_call(home.calls, submission, trace)
+            reply = self._call(lambda: run(home.redis, call))
+            accepted(submission, reply)
         return reply
 
     def read(self, request_id: str, action: Read) -> tuple[RecordHead | None, list[str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from ._mailbox import Mailbox
 from ._session import Read, Wait
 from ._stream_base import StreamBase, StreamPlan
+from ._tracing import RequestSpan
 from .errors import ConfigurationError, UnknownRequest
 from .protocol import Completion, Event
 
@@ -93,6 +94,7 @@ class TokenStream(StreamBase):
         if self._must_cancel and not self._link.closed:
             self._owned = False
             self._link.give_up(self.id)
+        self._span.close()
 
     def _texts(self) -> Generator[str, None, None]:
         with closing(self.events()) as events:
@@ -117,7 +119,9 @@ class TokenStream(StreamBase):
             if submission is None:
                 self._state.catch_up()  # there may be something to read: do not wait to be told
                 return
-            reply = self._link.enqueue(submission)
+            self._span = RequestSpan.start(self.id, submission.body)
+            with self._span.active():
+                reply = self._link.enqueue(submission)
         except BaseException as error:
             self._interrupted(submission, error)
             self.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ._requests import Submission
 from ._session import StreamState
+from ._tracing import NO_SPAN
 from .errors import ResultTimeout, StreamDiverged, failure
 from .protocol import Completion, EndEvent, Event, RewindEvent, TokenEvent
 from .replies import EnqueueReply, EnqueueStatus
@@ -37,6 +38,7 @@ class StreamBase:
         self._plan = plan
         self._state = StreamState(plan.request_id, plan.after)
         self._pending: deque[Event] = deque()
+        self._span = NO_SPAN
         self._last_seq = plan.after
         self._enqueued = False
         self._owned = False  # this stream put the request into the queue
@@ -58,6 +60,7 @@ class StreamBase:
         event = self._pending.popleft()
         if not isinstance(event, RewindEvent):
             self._last_seq = event.seq
+        self._span.saw(event)
         return event
 
     @property
@@ -85,6 +88,7 @@ class StreamBase:
 
     def _interrupted(self, submission: Submission | None, error: BaseException) -> None:
         """While it was being sent the request was interrupted, and may be in the queue."""
+        self._span.failed(error)
         if submission is not None:
             self._owned = submission.is_private and not isinstance(error, Exception)
 

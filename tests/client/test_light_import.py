@@ -14,7 +14,7 @@ HEAVY = {
     "prometheus_client", "tokenmill_engine", "tokenmill_worker",
 }  # fmt: skip
 #: What our two dependencies bring is not ours to count.
-MOST_MODULES_OF_OUR_OWN = 45
+MOST_MODULES_OF_OUR_OWN = 46
 
 
 def modules_after(statement: str) -> set[str]:

@@ -29,11 +29,13 @@ class Dispatcher:
         metrics: Metrics,
         *,
         on_done: Callable[[Delivery], None] = lambda _delivery: None,
+        on_over: Callable[[Delivery, Ending | None], None] = lambda _delivery, _ending: None,
     ) -> None:
         self._deliveries = deliveries
         self._engine = engine
         self._metrics = metrics
         self._on_done = on_done  # gets each request that ended well
+        self._on_over = on_over  # gets each that is over for this worker; None: its lease is gone
         self.stats = EngineStats()
 
     async def run(self) -> None:
@@ -70,6 +72,7 @@ class Dispatcher:
         self._engine.abort(delivery.attempt_id)
         self._metrics.leases_lost[reason].inc()
         self._metrics.request_success["abort"].inc()
+        self._on_over(delivery, None)
         logger.info(
             "request dropped", extra=fields(request=delivery.lease.request_id, reason=reason)
         )
@@ -98,6 +101,7 @@ class Dispatcher:
         if ending.status == "done":
             self._on_done(delivery)
             self._observe_end(delivery, now_s)
+        self._on_over(delivery, ending)
         logger.info(
             "request ended",
             extra=fields(

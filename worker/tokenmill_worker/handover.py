@@ -38,6 +38,7 @@ class Handover:
     metrics: Metrics
     worker_id: str
     retry_backoff_ms: int
+    on_released: Callable[[Delivery], None] = lambda _delivery: None
 
     async def hand_over_all(self) -> None:
         """For peers to continue at once."""
@@ -87,6 +88,7 @@ class Handover:
         self.metrics.wasted_tokens.inc(delivery.num_unstored_tokens)
         reply = await self.retrier.until_answered("release", lambda: arun(self.redis, call))
         self.metrics.released.inc()
+        self.on_released(delivery)
         logger.info(
             "request released",
             extra=fields(request=delivery.lease.request_id, reply=reply.status.value),

@@ -40,6 +40,7 @@ class Shared:
     places: Places
     metrics: Metrics
     workload: Workload
+    on_released: Callable[[Delivery], None]
     text_of: Callable[[int], str]
     quarantine: asyncio.Lock  # held by the one suspect that may begin
 
@@ -130,6 +131,7 @@ class Lane:
             metrics=self._shared.metrics,
             worker_id=self._shared.identity.worker_id,
             retry_backoff_ms=self._shared.settings.retry_backoff_ms,
+            on_released=self._shared.on_released,
         )
 
     def _make_consumer(self, group: asyncio.TaskGroup) -> Consumer:

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 #: Libraries that may log what they work on.
-_QUIET = ("transformers", "torch", "redis", "asyncio", "urllib3", "httpx", "huggingface_hub")
+_QUIET = (
+    "transformers", "torch", "redis", "asyncio", "urllib3", "httpx", "huggingface_hub",
+    "opentelemetry",
+)  # fmt: skip
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes, Delivery
+from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes, Delivery, Ending
 from .dispatcher import Dispatcher
 from .engine_port import Engine
 from .engine_thread import EngineThread
@@ -22,6 +22,7 @@ from .room import Room
 from .settings import Settings
 from .shutdown import Shutdown
 from .throughput import Throughput
+from .tracing import OnAttempt, Outcome, no_tracing
 from .watchdog import Watchdog
 from .ways import Way
 from .workload import Workload
@@ -51,8 +52,11 @@ class Service:
         engine: Engine,
         engine_thread: EngineThread,
         health: Health,
+        on_attempt: OnAttempt = no_tracing,
     ) -> None:
         self._settings = settings
+        self._on_attempt = on_attempt
+        self._keys = {way.calls.keys.partition: way.calls.keys for way in ways}
         self._engine_thread = engine_thread
         self._health = health
         self.metrics = Metrics(identity.model_names[0], engine.max_model_len)
@@ -65,7 +69,11 @@ class Service:
         self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
         self._workload = Workload(self.deliveries, lambda: self._dispatcher.stats)
         self._dispatcher = Dispatcher(
-            self.deliveries, engine_thread, self.metrics, on_done=self._learn
+            self.deliveries,
+            engine_thread,
+            self.metrics,
+            on_done=self._learn,
+            on_over=self._over,
         )
         self._dispatcher.stats = stats = engine.stats()  # nobody uses the engine yet
         self.metrics.configured(
@@ -86,6 +94,7 @@ class Service:
             places=Places(self._room.num_requests),
             metrics=self.metrics,
             workload=self._workload,
+            on_released=self._released,
             text_of=lru_cache(TOKEN_TEXTS)(lambda token_id: engine.tokenizer.decode([token_id])),
             quarantine=asyncio.Lock(),
         )
@@ -107,6 +116,13 @@ class Service:
             "remaining_tokens": self._workload.remaining_tokens(),
             "capacity_tokens_per_s": round(self._workload.capacity_tokens_per_s or 0.0, 1),
         }
+
+    def _over(self, delivery: Delivery, ending: Ending | None) -> None:
+        outcome: Outcome = "lost" if ending is None else "ended"
+        self._on_attempt(self._keys[delivery.partition], delivery, outcome, ending)
+
+    def _released(self, delivery: Delivery) -> None:
+        self._on_attempt(self._keys[delivery.partition], delivery, "released", None)
 
     def _learn(self, delivery: Delivery) -> None:
         """A request ended well."""

@@ -29,6 +29,7 @@ from .phases import Phases
 from .service import Service
 from .settings import Settings
 from .shutdown import Shutdown
+from .tracing import OnAttempt, no_tracing, tracing
 from .ways import Way, Ways
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Worker:
         self.id = f"{settings.name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._health = Health(stale_after_s=max(settings.lease_ms / 1000, 5.0))
         self._service: Service | None = None
+        self._on_attempt: OnAttempt = no_tracing
         self._address = ""
 
     async def run(self) -> int:
@@ -66,6 +68,8 @@ class Worker:
             phases("connecting to the queue")
             opened = await ways.open()
             async with AsyncExitStack() as shown:
+                model = settings.model_names[0]
+                self._on_attempt = await shown.enter_async_context(tracing(self.id, model))
                 await shown.enter_async_context(ways.kept())
                 for way in opened:
                     await shown.enter_async_context(self._card(way).shown())
@@ -89,6 +93,7 @@ class Worker:
             engine=engine,
             engine_thread=engine_thread,
             health=self._health,
+            on_attempt=self._on_attempt,
         )
         self._service = service
         service.metrics.started(phases.durations_s, phases.seconds)
