@@ -60,6 +60,8 @@ def enqueue_known_id(walk: Walk) -> None:
     known = walk.memory.bodies.get(request_id or "")
     if request_id is None or known is None:
         return
+    if not walk.snapshot.records[request_id]["sha"]:
+        return  # a plain XADD that no worker admitted, dead and queued again: nobody knows its sha
     same = walk.random.random() < 0.5
     reply = walk.call(walk.calls.enqueue(request_id, body=known if same else known + " "))
     walk.outcomes[f"enqueue {reply.status}"] += 1

@@ -25,7 +25,7 @@ STEPS: dict[str, tuple[int, Callable[[Walk], None]]] = {
         (1, requests.enqueue_too_large), (4, requests.xadd_plain), (2, requests.xadd_junk),
         (3, requests.cancel), (1, requests.set_memory_flag), (3, requests.change_weight),
         (2, requests.crowd),
-        (3, requests.requeue_dead), (2, requests.purge), (1, requests.pause), (2, requests.move),
+        (3, requests.requeue_dead), (2, requests.purge), (1, requests.pause), (1, requests.move),
         (1, requests.cancel_waiting),
         (9, workers.take), (2, workers.read_and_die), (3, workers.lease_twice_delivered),
         (1, workers.lease_what_another_holds), (10, workers.append),

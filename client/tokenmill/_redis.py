@@ -29,6 +29,7 @@ from .errors import ConfigurationError
 
 DEFAULT_URL: Final = "redis://localhost:6379/0"
 URL_VARIABLES: Final = ("TOKENMILL_REDIS_URL", "REDIS_URL")
+URL_FILE_VARIABLE: Final = "TOKENMILL_REDIS_URL_FILE"
 PASSWORD_FILE_VARIABLES: Final = ("TOKENMILL_REDIS_PASSWORD_FILE", "REDIS_PASSWORD_FILE")
 CA_FILE_VARIABLE: Final = "TOKENMILL_REDIS_CA_FILE"
 INSECURE_VARIABLE: Final = "TOKENMILL_INSECURE_REDIS"
@@ -55,11 +56,31 @@ class RedisOptions:
 
 
 def redis_url(url: str | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """`url`, else the first of URL_VARIABLES that is set, else localhost."""
-    if url:
-        return url
+    """`url`, else TOKENMILL_REDIS_URL, what the file of TOKENMILL_REDIS_URL_FILE holds, REDIS_URL,
+    localhost.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
     environ = os.environ if environ is None else environ
-    return next((environ[name] for name in URL_VARIABLES if environ.get(name)), DEFAULT_URL)
+    ours, common = (environ.get(name) for name in URL_VARIABLES)
+    if url or ours:
+        return url or str(ours)
+    if file := environ.get(URL_FILE_VARIABLE):
+        return read_secret(URL_FILE_VARIABLE, file)
+    return common or DEFAULT_URL
+
+
+def read_secret(variable: str, file: str) -> str:
+    """The text of a file that holds a secret, without its last line break.
+
+    Raises:
+        ConfigurationError: the file that `variable` names cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{variable}: the file cannot be read") from error
 
 
 def connect(
@@ -206,10 +227,7 @@ def _password_from_file(environ: Mapping[str, str]) -> str | None:
     for name in PASSWORD_FILE_VARIABLES:
         path = environ.get(name)
         if path:
-            try:
-                return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigurationError(f"{name}: the password file cannot be read") from error
+            return read_secret(name, path)
     return None
 
 

@@ -154,11 +154,11 @@ def test_every_engine_option_is_an_option_of_the_worker_with_the_same_default() 
 def test_every_option_is_a_flag_with_help() -> None:
     flags = {parameter.name: parameter for parameter in worker.params}
 
-    assert set(flags) == {*Settings.model_fields, "config"}
+    assert set(flags) == {*Settings.model_fields, "config", "print_config"}
     for name, parameter in flags.items():
         assert parameter.opts[0] == f"--{name.replace('_', '-')}"
         assert getattr(parameter, "help", None)
-        assert parameter.default is None or name == "config"
+        assert parameter.default is None or name in {"config", "print_config"}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from tokenmill._redis import RedisOptions
@@ -27,6 +28,9 @@ class QueueSettings(BaseSettings):
         SecretStr("redis://localhost:6379/0"),
         description="Redis to work for; rediss:// for TLS, redis+sentinel:// and redis+cluster:// "
         "for several servers. REDIS_URL is read as well.",
+    )
+    redis_url_file: Path | None = Field(
+        None, description="File that holds that URL with all its secrets, instead of the URL."
     )
     redis_password_file: Path | None = Field(
         None, description="File that holds the Redis password, instead of one in the URL."
@@ -65,12 +69,18 @@ class QueueSettings(BaseSettings):
             raise ValueError(str(error).removeprefix("Redis URL: ").removeprefix("it ")) from None
         return url
 
-    @field_validator("redis_password_file", "redis_ca_file")
+    @field_validator("redis_url_file", "redis_password_file", "redis_ca_file")
     @classmethod
     def _is_readable(cls, file: Path | None) -> Path | None:
         if file is not None and not os.access(file, os.R_OK):
             raise ValueError("cannot be read")
         return file
+
+    @model_validator(mode="after")
+    def _has_one_url(self) -> Self:
+        if self.redis_url_file is not None and "redis_url" in self.model_fields_set:
+            raise ValueError("redis_url_file: give it or redis_url, not both")
+        return self
 
     @field_validator("serve_partitions")
     @classmethod
@@ -97,6 +107,8 @@ class QueueSettings(BaseSettings):
     def redis_url_with_password(self) -> str:
         """The URL to connect to; the password file, if any, wins over the URL's own."""
         url = self.redis_url.get_secret_value()
+        if self.redis_url_file is not None:
+            url = self.redis_url_file.read_text().strip()
         if self.redis_password_file is None:
             return url
         password = quote(self.redis_password_file.read_text().strip(), safe="")

@@ -1,4 +1,4 @@
-"""The options of a worker. This module is the only reader of the environment.
+"""The options of a worker. No other module decides by the environment.
 
 An option is a flag `--lease-ms`, an environment variable `TOKENMILL_LEASE_MS` or a key `lease_ms`
 of the config file; the first one that is given counts, in this order.
@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from tokenmill import limits
+from tokenmill._redis import URL_FILE_VARIABLE
 from tokenmill.errors import ConfigurationError
 from tokenmill.keys import Keyspace
 from tokenmill_engine.config import (
@@ -43,7 +44,10 @@ logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "TOKENMILL_"
 #: Variables with our prefix that the Makefile, compose, the tests and the benchmarks read.
-READ_ELSEWHERE = ("IMAGE", "MODEL_DIR", "PEERS_DIR", "REDIS_PORT", "TEST_MODEL", "TEST_SERVER")
+READ_ELSEWHERE = (
+    "ASSUMED_TOKENS_PER_S", "EXPORTER_HOST", "EXPORTER_PORT", "IMAGE", "KERNELS_DIR", "MODEL_DIR",
+    "PEERS_DIR", "REDIS_PORT", "TEST_MODEL", "TEST_SERVER",
+)  # fmt: skip
 #: The reader blocks on Redis for at most this long at a time. A drain waits for the end of a read.
 BLOCK_MS = 500
 
@@ -223,18 +227,25 @@ class Settings(QueueSettings):
         )
 
 
+def config_path(flags: Mapping[str, Any]) -> Path | None:
+    """The file of options that `flags` or the environment name."""
+    path = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+    return Path(path) if path else None
+
+
 def load_settings(flags: Mapping[str, Any]) -> Settings:
     """The options from `flags` (those given, by option name), the environment and the file.
 
     Raises:
         SettingsError: one line that names the option and the way out.
     """
-    given = dict(flags)
-    path = given.pop("config", None) or os.environ.get(f"{ENV_PREFIX}CONFIG")
-    from_file = read_config_file(Path(path)) if path else {}
+    path = config_path(flags)
+    given = {name: value for name, value in flags.items() if name != "config"}
+    from_file = read_config_file(path) if path else {}
     _refuse_unknown(from_file)
     redis_url = os.environ.get("REDIS_URL")
-    fallback = {"redis_url": redis_url} if redis_url else {}
+    has_file = "redis_url_file" in {*given, *from_file} or os.environ.get(URL_FILE_VARIABLE)
+    fallback = {"redis_url": redis_url} if redis_url and not has_file else {}
 
     class Sourced(Settings):
         @classmethod

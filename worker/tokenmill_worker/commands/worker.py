@@ -15,6 +15,7 @@ from tokenmill._url import has_password
 from tokenmill_worker.errors import SettingsError, StartupError
 from tokenmill_worker.main import leave, report, run_worker
 from tokenmill_worker.model_engine import model_engine_factory
+from tokenmill_worker.origins import as_config_file, origins
 from tokenmill_worker.settings import ENV_PREFIX, Settings, load_settings
 
 
@@ -80,8 +81,13 @@ class _OneLineErrors(click.Command):
 @click.option(
     "--config", type=click.Path(path_type=Path), help="TOML, YAML or JSON file of options."
 )
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print every option, its value and where it comes from, as a --config file, and end.",
+)
 @_options
-def worker(**flags: Any) -> None:
+def worker(print_config: bool, **flags: Any) -> None:
     """Serve a model: take requests from the queue and stream their tokens back.
 
     Every option is also an environment variable TOKENMILL_<OPTION> and a key of the --config file;
@@ -89,7 +95,11 @@ def worker(**flags: Any) -> None:
     """
     try:
         _refuse_password(flags["redis_url"])
-        settings = load_settings({k: v for k, v in flags.items() if v is not None})
+        given = {name: value for name, value in flags.items() if value is not None}
+        settings = load_settings(given)
+        if print_config:
+            click.echo(as_config_file(settings, origins(settings, given)), nl=False)
+            return
     except StartupError as error:
         report(str(error))
         leave(error.exit_code)
