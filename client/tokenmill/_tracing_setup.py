@@ -7,6 +7,7 @@ Everything else is OpenTelemetry's own: `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_TRAC
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,6 +16,7 @@ from .errors import ConfigurationError
 
 #: Spans are sent if one of these is set.
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+CLOSE_TIMEOUT_S: Final = 3.0
 
 
 def is_wanted() -> bool:
@@ -25,7 +27,8 @@ def set_up_tracing(service: str, facts: Mapping[str, str] | None = None) -> Call
     """Send this process's spans from now on, over OTLP with HTTP; nothing unless `is_wanted`.
 
     `service` is the service's name unless OTEL_SERVICE_NAME says another, `facts` are further
-    attributes of the resource. Call what is returned at the end: it sends what is left.
+    attributes of the resource. Call what is returned at the end: it sends what is left, for
+    CLOSE_TIMEOUT_S at most.
 
     Raises:
         ConfigurationError: it is wanted, but the packages are not there.
@@ -47,7 +50,14 @@ def set_up_tracing(service: str, facts: Mapping[str, str] | None = None) -> Call
     resource = Resource.create(
         {"service.name": name, "service.version": __version__, **(facts or {})}
     )
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-    return provider.shutdown
+
+    def close() -> None:
+        # A thread that nobody has to wait for: a collector that is away must not hold up an end.
+        closing = threading.Thread(target=provider.shutdown, name="close tracing", daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
+
+    return close

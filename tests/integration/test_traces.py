@@ -172,6 +172,24 @@ def test_a_failed_request_and_a_cancelled_one(pool: Pool, spans: Collector) -> N
     assert cancelled.attributes["tokenmill.outcome"] == "lost"
 
 
+def test_the_command_line_traces_too(pool: Pool, spans: Collector) -> None:
+    subprocess.run(
+        [
+            sys.executable, "-m", "tokenmill", "--namespace", pool.keys.namespace,
+            "generate", "hello", "--max-tokens", "2", "--request-id", "from-the-shell",
+        ],
+        env=clean_environment()
+        | {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": spans.endpoint,
+            "TOKENMILL_REDIS_URL": pool.server.url,
+        },
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    trace = complete_trace(spans, "from-the-shell")
+    assert {span.service for span in trace} == {"tokenmill-cli", "tokenmill-worker"}
+    assert len({span.trace_id for span in trace}) == 1
+
+
 def test_a_program_without_tracing_sends_none_along(pool: Pool) -> None:
     """With OpenTelemetry installed, which redis-py then loads by itself."""
     code = (

@@ -8,7 +8,6 @@ stored). The time in the queue is a span of its own beside the first attempt.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Tracer
 
-#: Spans that are left at the end are sent for so long.
-CLOSE_TIMEOUT_S = 3.0
 #: How an attempt went: it ended the request, its lease was lost, or it was given back.
 Outcome = Literal["ended", "lost", "released"]
 #: Gets every attempt that is over. `ending` belongs to "ended".
@@ -69,10 +66,7 @@ async def tracing(worker_id: str, model_name: str) -> AsyncIterator[OnAttempt]:
     try:
         yield AttemptSpans(get_tracer(TRACER), worker_id, model_name)
     finally:
-        # A thread that nobody has to wait for: a collector that is away must not hold up a drain.
-        closing = threading.Thread(target=close, name="close tracing", daemon=True)
-        closing.start()
-        await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)
+        await asyncio.to_thread(close)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from tokenmill import __version__
+from tokenmill._tracing_setup import set_up_tracing
 
 from .connection import Connection, connection_options
 from .failures import fail, failures_in_one_line
@@ -108,6 +109,8 @@ def tokenmill(context: click.Context) -> None:
     logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     context.obj = context.obj or Connection()
     context.default_map = {name: _explicit(context) for name in _plugged_in()}
+    if context.invoked_subcommand in COMMANDS:  # the others see to it themselves
+        context.call_on_close(set_up_tracing("tokenmill-cli"))
 
 
 def _explicit(context: click.Context) -> dict[str, Any]:
