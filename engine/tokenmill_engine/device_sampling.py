@@ -5,6 +5,8 @@ The tokens are those that `draw.py` chooses for the same logits, up to the last 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Sequence
 
@@ -13,19 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .kernels.triton_sample import (
-    LOG_MIN_P,
-    NUM_SETTINGS,
-    POSITION,
-    SEED,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    sample,
-)
 from .request import Request
 
-__all__ = ["NUM_SETTINGS", "pack_settings", "sample_on_device"]
+#: Rows of the matrix of settings, 8 bytes each; float64 from TEMPERATURE on.
+SEED, POSITION, TOP_K, TEMPERATURE, LOG_MIN_P, TOP_P = range(6)
+NUM_SETTINGS = 6
 
 _BLOCK = 2048  # logits that a program holds at once; more of them spill registers on sm_80
 _NUM_WARPS = 8
@@ -56,8 +50,10 @@ def sample_on_device(logits: Tensor, settings: Tensor) -> Tensor:
     """
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(logits):
+        # Only here, for Triton comes with torch's builds for GPUs only.
+        kernels = importlib.import_module(".kernels.triton_sample", __package__)
         vocab = logits.shape[-1]
-        sample[(len(logits),)](
+        kernels.sample[(len(logits),)](
             logits,
             logits.stride(0),
             vocab,
@@ -69,3 +65,18 @@ def sample_on_device(logits: Tensor, settings: Tensor) -> Tensor:
             enable_fp_fusion=False,
         )
     return token_ids
+
+
+def choose_on_device(
+    logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
+) -> Tensor:
+    """A `TokenChooser` for a GPU; `settings` are packed and sent if they are not there yet."""
+    if settings is None:
+        packed = torch.from_numpy(pack_settings(requests))
+        settings = packed.to(logits.device, non_blocking=True)
+    return sample_on_device(logits, settings)
+
+
+def can_choose_on(device: torch.device) -> bool:
+    """Whether the kernel runs there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

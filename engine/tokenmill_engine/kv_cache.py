@@ -36,15 +36,19 @@ def allocate_kv_cache(
     num_blocks: int,
     block_size: int,
     device: torch.device,
+    num_spare_blocks: int = 0,
 ) -> KVCache:
     """Tensors for every attention call, each shaped by what that call passes.
 
+    Spare blocks lie behind the others and belong to no request.
     Not initialised: a slot is written before anything reads it, and memory that is not touched is
     not taken from a CPU until the pool fills up.
     """
     layers = {}
     for call, spec in specs.items():
-        key_shape, value_shape = backend.cache_shapes(spec, num_blocks, block_size)
+        key_shape, value_shape = backend.cache_shapes(
+            spec, num_blocks + num_spare_blocks, block_size
+        )
         layers[call] = LayerCache(
             key=torch.empty(key_shape, dtype=spec.dtype, device=device),
             value=torch.empty(value_shape, dtype=spec.dtype, device=device),

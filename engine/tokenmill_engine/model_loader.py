@@ -11,6 +11,8 @@ from .attention import AttentionBackend
 from .checkpoint import LoadedModel, Progress, load_model
 from .config import EngineConfig
 from .errors import ConfigError
+from .graph_buckets import StepLimits
+from .graph_choice import NUM_SPARE_BLOCKS, choose_graphs
 from .kernel_choice import choose_attention, prepare_modules
 from .kv_budget import KVBudget, cpu_cache_bytes, cuda_cache_bytes, plan_kv_budget
 from .kv_cache import allocate_kv_cache, bytes_per_block
@@ -93,9 +95,16 @@ def build_runner(
         memory_bytes=_memory_bytes(config, parts, limits),
     )
     runner = parts.runner(budget.num_blocks, config.block_size)
+    facts = _facts(loaded, parts, limits, budget, runner)
+    runner.graphs = choose_graphs(
+        runner,
+        _step_limits(facts),
+        vocab_size=facts.vocab_size,
+        enforce_eager=config.enforce_eager,
+    )
     report("warming up")
     runner.warm_up()
-    return runner, _facts(loaded, parts, limits, budget, runner)
+    return runner, facts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +123,7 @@ class _Parts:
             num_blocks=num_blocks,
             block_size=block_size,
             device=self.loaded.device,
+            num_spare_blocks=NUM_SPARE_BLOCKS if self.loaded.device.type == "cuda" else 0,
         )
         if fill is not None:
             kv_cache.fill(fill)
@@ -198,4 +208,14 @@ def _facts(
         device=loaded.device,
         kv_cache_bytes=runner.kv_cache.num_bytes,
         notes=(*loaded.notes, *limits.notes, *budget.notes),
+    )
+
+
+def _step_limits(facts: ModelFacts) -> StepLimits:
+    return StepLimits(
+        max_rows=facts.max_num_batched_tokens,
+        max_seqs=facts.max_num_seqs,
+        max_model_len=facts.max_model_len,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -28,8 +29,29 @@ class SamplerLike(Protocol):
     """Logits `[num_sampling, vocab]` float32 and their requests to one token each."""
 
     def __call__(
-        self, logits: torch.Tensor, requests: tuple[ScheduledRequest, ...], /
-    ) -> tuple[SampledToken, ...]: ...
+        self,
+        logits: torch.Tensor,
+        requests: tuple[ScheduledRequest, ...],
+        /,
+        *,
+        settings: torch.Tensor | None = None,
+    ) -> tuple[SampledToken, ...]:
+        """`settings`: what `pack_settings` says of the requests, if the device has it already."""
+
+
+class GraphsLike(Protocol):
+    """Computes steps by other means, where it can: `StepGraphs`."""
+
+    def run(self, output: SchedulerOutput) -> GraphedStep | None:
+        """None for a step that must be computed in the usual way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphedStep:
+    """What a step left on the device; valid until the next step."""
+
+    logits: torch.Tensor  # [num_sampling, vocab] float32
+    settings: torch.Tensor  # [NUM_SETTINGS, num_sampling] int64, see `pack_settings`
 
 
 class ModelRunner:
@@ -53,14 +75,27 @@ class ModelRunner:
         self.backend = backend
         self.device = model.device
         self.on_logits: Callable[[SchedulerOutput, torch.Tensor], None] | None = None
-        self._specs = specs
+        self.graphs: GraphsLike | None = None
+        self.specs = specs
         self.rope_switch_tokens = rope_switch_tokens
 
     def execute(self, output: SchedulerOutput, sampler: SamplerLike) -> ModelRunnerOutput:
         """Compute the step and sample a token for each request that reached its newest token."""
         sampling = output.sampling
-        logits = self.compute_logits(output)
-        return ModelRunnerOutput(sampler(logits, sampling) if sampling else ())
+        graphed = self._run_graph(output)
+        if graphed is None:
+            logits = self.compute_logits(output)
+            return ModelRunnerOutput(sampler(logits, sampling) if sampling else ())
+        if not sampling:
+            return ModelRunnerOutput()
+        return ModelRunnerOutput(sampler(graphed.logits, sampling, settings=graphed.settings))
+
+    @torch.inference_mode()
+    def _run_graph(self, output: SchedulerOutput) -> GraphedStep | None:
+        graphed = self.graphs.run(output) if self.graphs is not None else None
+        if graphed is not None and self.on_logits is not None:
+            self.on_logits(output, graphed.logits)
+        return graphed
 
     @torch.inference_mode()
     def compute_logits(self, output: SchedulerOutput) -> torch.Tensor:
@@ -77,7 +112,7 @@ class ModelRunner:
         rows = inputs.logits_rows if num_sampling else inputs.logits_rows.new_zeros(1)
         context = ForwardContext(
             backend=self.backend,
-            specs=self._specs,
+            specs=self.specs,
             layers=self.kv_cache.layers,
             metadata=inputs.metadata,
             long_rows=inputs.long_rows,

@@ -7,6 +7,7 @@ on the other rows, on its place among them or on what was sampled before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,30 +25,53 @@ from .request import Request
 _CHOICE = 0  # `n` is 1: every request has one continuation
 
 
+class TokenChooser(Protocol):
+    """Chooses by temperature, filters and seed; `choose_on_device` is another."""
+
+    def __call__(
+        self, logits: Tensor, requests: Sequence[Request], settings: Tensor | None
+    ) -> Tensor:
+        """Token ids [N] (int64), `NO_TOKEN` for an unusable row."""
+
+
 class Sampler:
     """Greedy and random sampling with vLLM's parameters, in vLLM's order.
 
     `rules` are what the model's generation config imposes on every request; `encode_bad_words`
-    turns the strings of `bad_words` into token sequences (`Tokenizer.bad_word_ids`).
+    turns the strings of `bad_words` into token sequences (`Tokenizer.bad_word_ids`); `choose` has
+    the last word.
     """
 
-    def __init__(self, *, rules: GenerationRules, encode_bad_words: BadWordEncoder) -> None:
+    def __init__(
+        self,
+        *,
+        rules: GenerationRules,
+        encode_bad_words: BadWordEncoder,
+        choose: TokenChooser | None = None,
+    ) -> None:
         self._rules = rules
         self._encode_bad_words = encode_bad_words
+        self._choose = choose or choose_by_torch
         self._requests: dict[str, RequestAdjustments] = {}
 
     def __call__(
-        self, logits: Tensor, scheduled: Sequence[ScheduledRequest]
+        self,
+        logits: Tensor,
+        scheduled: Sequence[ScheduledRequest],
+        *,
+        settings: Tensor | None = None,
     ) -> tuple[SampledToken, ...]:
         """One token for each row of `logits` [N, V] (float32, read only).
 
+        `settings` are those of the rows for a chooser on the device, if they are there already.
         A row without a finite maximum (NaN, infinite or all masked) yields a `SampledToken` whose
         `error` is set; the other rows are not affected.
         """
         rows = [self._adjustments(item.request) for item in scheduled]
         if all(row.is_plain_greedy for row in rows):
             return self._report(argmax(logits).tolist(), rows, {})
-        token_ids = _choose(adjust_logits(logits, rows), [row.request for row in rows])
+        requests = [row.request for row in rows]
+        token_ids = self._choose(adjust_logits(logits, rows), requests, settings)
         return self._report(token_ids.tolist(), rows, _logprobs(logits, token_ids, rows))
 
     def __len__(self) -> int:
@@ -81,8 +105,10 @@ class Sampler:
         )
 
 
-def _choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Token ids [N] (int64)."""
+def choose_by_torch(
+    logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
+) -> Tensor:
+    """Token ids [N] (int64), on any device; `settings` are taken from the requests."""
     drawn = [index for index, request in enumerate(requests) if not request.params.is_greedy]
     if not drawn:
         return argmax(logits)
@@ -92,14 +118,14 @@ def _choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
         [request.num_output_tokens for request in chosen],
         [_CHOICE] * len(chosen),
     )
-    settings = [
+    filters = [
         DrawSettings(params.temperature, params.min_p, params.top_k, params.top_p)
         for params in (request.params for request in chosen)
     ]
     if len(drawn) == len(requests):
-        return draw(logits, settings, uniforms)
+        return draw(logits, filters, uniforms)
     where = torch.tensor(drawn, device=logits.device)
-    return argmax(logits).index_copy_(0, where, draw(logits[where], settings, uniforms))
+    return argmax(logits).index_copy_(0, where, draw(logits[where], filters, uniforms))
 
 
 def _logprobs(

@@ -12,10 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: Rows of the matrix of settings, 8 bytes each (`device_sampling.pack_settings` writes them).
-SEED, POSITION, TOP_K, TEMPERATURE, LOG_MIN_P, TOP_P = range(6)
-NUM_SETTINGS = 6
+from tokenmill_engine.device_sampling import LOG_MIN_P, POSITION, SEED, TEMPERATURE, TOP_K, TOP_P
 
+# What a kernel reads of its module must be marked as constant.
+SEED_ROW, POSITION_ROW, TOP_K_ROW = map(tl.constexpr, (SEED, POSITION, TOP_K))
+TEMPERATURE_ROW, LOG_MIN_P_ROW, TOP_P_ROW = map(tl.constexpr, (TEMPERATURE, LOG_MIN_P, TOP_P))
 _NO_TOKEN = tl.constexpr(-1)
 _SCALE = tl.constexpr(2.0**40)
 _UNIT = tl.constexpr(2.0**-52)
@@ -148,10 +149,6 @@ def _draw(
     drawn = (_uniform(seed, position) * total.to(tl.float64)).to(tl.int64)
     target = tl.minimum(drawn, total - 1)  # the product may round up to the total
     return _invert(row, vocab, peak, temperature, kept, target, BLOCK)
-
-
-SEED_ROW, POSITION_ROW, TOP_K_ROW = map(tl.constexpr, (SEED, POSITION, TOP_K))
-TEMPERATURE_ROW, LOG_MIN_P_ROW, TOP_P_ROW = map(tl.constexpr, (TEMPERATURE, LOG_MIN_P, TOP_P))
 
 
 @triton.jit

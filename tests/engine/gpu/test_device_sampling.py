@@ -13,12 +13,18 @@ import torch
 import triton
 import triton.language as tl
 
-from support_sampling import make_request, random_logits
-from tokenmill_engine.device_sampling import NUM_SETTINGS, pack_settings, sample_on_device
+from support_sampling import NO_RULES, make_request, make_sampler, random_logits, schedule
+from tokenmill_engine.device_sampling import (
+    NUM_SETTINGS,
+    choose_on_device,
+    pack_settings,
+    sample_on_device,
+)
 from tokenmill_engine.draw import NO_TOKEN, DrawSettings, argmax, draw
 from tokenmill_engine.kernels import triton_sample
 from tokenmill_engine.noise import uniform
 from tokenmill_engine.request import Request
+from tokenmill_engine.sampler import Sampler
 
 VOCAB = 150
 SETTINGS = [
@@ -98,6 +104,21 @@ def test_logits_and_settings_may_be_parts_of_larger_buffers() -> None:
     room[:, :3] = torch.from_numpy(pack_settings(requests))
     found = sample_on_device(wide[:3, :VOCAB], room[:, :3]).tolist()
     assert found == drawn(logits, requests)
+
+
+def test_a_sampler_that_chooses_on_the_device_gives_the_same_tokens() -> None:
+    """Behind penalties, bans and logprobs, with and without settings that are there already."""
+    requests = [
+        make_request("plain", temperature=0.0),
+        make_request("bias", output=[4], temperature=0.9, logit_bias={7: 3.0}, logprobs=2),
+        make_request("penalty", output=[4, 4], temperature=1.1, frequency_penalty=1.5, top_k=20),
+    ]
+    logits, scheduled = random_logits(3, VOCAB, seed=4), schedule(*requests)
+    wanted = make_sampler()(logits, scheduled)
+    sampler = Sampler(rules=NO_RULES, encode_bad_words=lambda words: (), choose=choose_on_device)
+    settings = torch.from_numpy(pack_settings(requests))
+    assert sampler(logits, scheduled) == wanted
+    assert sampler(logits, scheduled, settings=settings) == wanted
 
 
 def test_no_rows_give_no_tokens() -> None:
