@@ -8,13 +8,16 @@ Two choices make the drawn token a function of its own row, bit for bit, whateve
   keeps are kept too, so no sort has to break a tie; logits computed in 16 bits are full of ties.
 
 The filters apply in vLLM's order: min-p, then top-k, then top-p among what is left.
+
+Most of a vocabulary is out of the question before anything is known of it exactly: below min-p,
+behind more than k others, or so unlikely that its integer is zero. Those tokens are dropped by a
+comparison first, and what is expensive (`exp`, sorting) is done for the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +25,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
 NO_TOKEN = -1  # the row's logits are NaN, infinite or all masked
-_CPU_ROWS = 8
+_ROWS = 8  # so many stay in the cache of a CPU
 _SCALE = 2.0**40  # leaves 2**22 vocabulary entries of head room in 63 bits
+_LOWEST = -28.0  # exp(-28) * 2**40 is below 1
+_NUM_LANES = 768  # of which the largest entries are known
+_NUCLEUS = 512  # tokens that a nucleus rarely exceeds
+_FEW = 0.25  # share of the vocabulary up to which picking entries pays
 
 
 class DrawSettings(NamedTuple):
@@ -41,16 +51,19 @@ def draw(
 ) -> Tensor:
     """Token ids [R] (int64) drawn from float32 `logits` [R, V]; `NO_TOKEN` for an unusable row.
 
-    `uniforms` [R] are float64 in the open interval (0, 1).
+    `uniforms` [R] are float64 in the open interval (0, 1). Works on the host; logits on another
+    device are copied there.
     """
-    # On a CPU a few rows at a time stay in its cache.
-    size = _CPU_ROWS if logits.device.type == "cpu" else len(settings)
-    drawn = []
-    for start in range(0, len(settings), size):
-        rows = slice(start, start + size)
-        columns = _Columns.build(settings[rows], uniforms[rows], logits.device)
-        drawn.append(_draw(logits[rows], columns))
-    return torch.cat(drawn)
+    drawn: list[int] = []
+    draw_row = _RowDrawer(logits.shape[-1])
+    for start in range(0, len(settings), _ROWS):
+        block = slice(start, start + _ROWS)
+        peak, scaled = _scaled(logits[block].cpu(), settings[block])
+        for index, is_usable in enumerate(torch.isfinite(peak)[:, 0].tolist(), start):
+            uniform = float(uniforms[index])
+            row = scaled[index - start]
+            drawn.append(draw_row(row, settings[index], uniform) if is_usable else NO_TOKEN)
+    return torch.tensor(drawn, dtype=torch.int64, device=logits.device)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -73,125 +86,92 @@ def top_values(values: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.sort(largest)[:, ::-1].copy())
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The settings of R rows as float64 tensors [R] on the logits' device."""
-
-    temperature: Tensor
-    log_min_p: Tensor  # -inf: off
-    top_k: Tensor  # 0: off
-    top_p: Tensor  # 1: off
-    uniform: Tensor
-    has_min_p: bool
-    has_top_k: bool
-    has_top_p: bool
-
-    @classmethod
-    def build(
-        cls,
-        settings: Sequence[DrawSettings],
-        uniforms: npt.NDArray[np.float64],
-        device: torch.device,
-    ) -> _Columns:
-        table = [
-            [row.temperature for row in settings],
-            [math.log(row.min_p) if row.min_p else -math.inf for row in settings],
-            [row.top_k for row in settings],
-            [row.top_p for row in settings],
-            uniforms,
-        ]
-        columns = torch.from_numpy(np.array(table, dtype=np.float64)).to(device)  # one transfer
-        temperature, log_min_p, top_k, top_p, uniform = columns
-        return cls(
-            temperature=temperature,
-            log_min_p=log_min_p,
-            top_k=top_k,
-            top_p=top_p,
-            uniform=uniform,
-            has_min_p=any(row.min_p for row in settings),
-            has_top_k=any(row.top_k for row in settings),
-            has_top_p=any(row.top_p < 1 for row in settings),
-        )
-
-
-def _draw(logits: Tensor, columns: _Columns) -> Tensor:
+def _scaled(logits: Tensor, settings: Sequence[DrawSettings]) -> tuple[Tensor, FloatArray]:
+    """The peaks [R, 1], and the logits by their temperatures with the peak at 0."""
     peak = logits.amax(-1, keepdim=True)
+    temperature = torch.tensor([[row.temperature] for row in settings]).clamp_(min=1e-30)
     # The peak goes first: a tiny temperature then overflows to -inf, never to inf - inf.
-    temperature = columns.temperature.float().clamp_(min=1e-30)
-    scaled = (logits - peak).div_(temperature[:, None])
-    shares = _shares(scaled)
-    if columns.has_min_p:
-        _keep_from(columns.log_min_p, scaled, shares)
-    if columns.has_top_k or columns.has_top_p:
-        _keep_top(scaled, shares, columns)
-    token_ids = _invert(shares.to(torch.int64), columns.uniform)
-    return torch.where(torch.isfinite(peak[:, 0]), token_ids, NO_TOKEN)
+    return peak, (logits - peak).div_(temperature).numpy()
 
 
-def _shares(scaled: Tensor) -> Tensor:
-    """Unnormalised probabilities that become integers by dropping their fraction."""
-    return scaled.exp().mul_(_SCALE)
+class _RowDrawer:
+    """Draws from one row after the other, in buffers that all of them share: fresh memory of this
+    size costs more than the arithmetic."""
+
+    def __init__(self, vocab: int) -> None:
+        self._floats = torch.empty(vocab)
+        self._shares = torch.empty(vocab, dtype=torch.int64)
+        self._sums = np.empty(vocab, np.int64)
+
+    def __call__(self, scaled: FloatArray, row: DrawSettings, uniform: float) -> int:
+        """The token of one row [V] of scaled logits."""
+        token_ids, kept = _keep_likely(scaled, row)
+        shares = self._shares_of(kept)
+        if row.top_p < 1:
+            where = np.flatnonzero(kept >= self._nucleus_floor(kept, shares, row.top_p))
+            token_ids = where if token_ids is None else token_ids[where]
+            shares = shares[where]
+        sums = np.cumsum(shares, out=self._sums[: len(shares)])
+        total = int(sums[-1])
+        target = min(int(uniform * total), total - 1)  # the product may round up to the total
+        place = int(sums.searchsorted(target, side="right"))
+        return place if token_ids is None else int(token_ids[place])
+
+    def _shares_of(self, scaled: FloatArray) -> IntArray:
+        """Unnormalised probabilities as integers; valid until the next call."""
+        count = len(scaled)
+        # torch's exp is the same for every element, whatever its place in a vector.
+        floats = torch.exp(torch.from_numpy(scaled), out=self._floats[:count]).mul_(_SCALE)
+        shares: IntArray = self._shares[:count].copy_(floats).numpy()
+        return shares
+
+    def _nucleus_floor(self, scaled: FloatArray, shares: IntArray, top_p: float) -> np.float32:
+        """The scaled logit of the token that crosses `top_p` of the mass."""
+        total = int(shares.sum())
+        target = max(math.ceil(top_p * total), 1)
+        likely = np.flatnonzero(scaled >= _bound_of_largest(scaled, _NUCLEUS))
+        if shares[likely].sum() < target:
+            # Tokens of at most (1 - p) / V of the mass hold at most 1 - p of it together, so the
+            # nucleus ends before them. A little less, so that rounding only lengthens the bound.
+            likely = np.flatnonzero(shares > 0.999 * (1 - top_p) / len(shares) * total)
+        largest = np.sort(scaled[likely])[::-1].copy()
+        mass = torch.from_numpy(largest).exp().mul_(_SCALE).to(torch.int64).cumsum(-1).numpy()
+        floor: np.float32 = largest[min(int(mass.searchsorted(target)), len(largest) - 1)]
+        return floor
 
 
-def _keep_from(floor: Tensor, scaled: Tensor, shares: Tensor) -> None:
-    """Zero the shares of tokens whose scaled logit is below `floor` [R]."""
-    # Comparing into floats and multiplying takes a tenth of the time of masking by booleans.
-    keep = torch.empty_like(shares)
-    shares.mul_(torch.ge(scaled, floor[:, None].to(scaled.dtype), out=keep))
+def _keep_likely(scaled: FloatArray, row: DrawSettings) -> tuple[IntArray | None, FloatArray]:
+    """What min-p and top-k keep, mostly without the tokens whose share is zero.
 
-
-def _keep_top(scaled: Tensor, shares: Tensor, columns: _Columns) -> None:
-    """Zero the shares outside top-k and top-p; `shares` already lack what min-p removed."""
-    vocab = scaled.shape[-1]
-    top_k = torch.where(columns.top_k > 0, columns.top_k, vocab).clamp_(max=vocab).long()
-    needed = torch.where(columns.top_k > 0, top_k, 1)
-    if columns.has_top_p:
-        # Beside top-k the nucleus is a share of what the k tokens hold: then all k are needed.
-        nucleus = _nucleus_bound(shares, columns.top_p)
-        needed = torch.where((columns.top_p < 1) & (columns.top_k == 0), nucleus, needed)
-    values = top_values(scaled, int(needed.max()))
-    floor = columns.log_min_p.to(scaled.dtype)
-    if columns.has_top_k:
-        kth = values.gather(-1, (top_k - 1).clamp_(max=values.shape[-1] - 1)[:, None])[:, 0]
-        floor = torch.where(columns.top_k > 0, torch.maximum(floor, kth), floor)
-        _keep_from(floor, scaled, shares)
-    if columns.has_top_p:
-        total = shares.to(torch.int64).sum(-1)
-        crossing = _nucleus_floor(values, total, columns.top_p, floor)
-        _keep_from(torch.where(columns.top_p < 1, crossing, floor), scaled, shares)
-
-
-def _nucleus_bound(shares: Tensor, top_p: Tensor) -> Tensor:
-    """How many tokens the nucleus has at most, [R].
-
-    Tokens of at most (1 - p) / V of the mass hold at most 1 - p of it together, so the nucleus ends
-    before them. On the peaked distributions of a language model this is a small part of V.
+    Token ids in vocabulary order (None: all of them) and their scaled logits.
     """
-    vocab = shares.shape[-1]
-    # A little less, so that rounding only ever lengthens the bound.
-    negligible = (0.999 * (1 - top_p) / vocab * shares.to(torch.int64).sum(-1)).to(shares.dtype)
-    count = torch.gt(shares, negligible[:, None], out=torch.empty_like(shares)).sum(-1)
-    return (count.long() + 1).clamp_(min=1, max=vocab)
+    floor = np.float32(math.log(row.min_p)) if row.min_p else np.float32(_LOWEST)
+    top_k = row.top_k if row.top_k < len(scaled) else 0
+    if top_k:
+        floor = max(floor, _bound_of_largest(scaled, top_k))
+    likely = scaled >= floor
+    if not (row.min_p or top_k) and np.count_nonzero(likely) > _FEW * len(scaled):
+        return None, scaled
+    token_ids = np.flatnonzero(likely)
+    kept = scaled[token_ids]
+    surplus = len(kept) - top_k
+    if top_k and surplus > 0:
+        likely = kept >= np.partition(kept, surplus)[surplus]
+        token_ids, kept = token_ids[likely], kept[likely]
+    return token_ids, kept
 
 
-def _nucleus_floor(values: Tensor, total: Tensor, top_p: Tensor, floor: Tensor) -> Tensor:
-    """The scaled logit of the token that crosses top_p of the remaining mass `total`, [R].
+def _bound_of_largest(scaled: FloatArray, count: int) -> np.float32:
+    """A value that at least `count` entries reach (or all that matter), near the `count`-th
+    largest.
 
-    `values` are the largest scaled logits, descending. With ties at the k-th of them the mass may
-    be crossed only beyond `values`: then the last one stands, and all those tied with it stay.
+    Deals the entries out into lanes: each maximum of a lane is an entry, so `count` entries reach
+    the `count`-th largest of the maxima.
     """
-    shares = _shares(values)
-    _keep_from(floor, values, shares)
-    mass = shares.to(torch.int64).cumsum(-1)
-    target = (top_p * total).ceil_().long().clamp_(min=1)
-    crossing = torch.searchsorted(mass, target[:, None]).clamp_(max=values.shape[-1] - 1)
-    return torch.maximum(values.gather(-1, crossing)[:, 0], floor)
-
-
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first token, in vocabulary order, whose cumulative weight exceeds uniform × total."""
-    cumulative = weights.cumsum_(-1)
-    total = cumulative[:, -1]
-    target = torch.minimum((uniform * total).long(), total - 1)  # the product may round up to total
-    token_ids = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    return token_ids.clamp_(max=weights.shape[-1] - 1)
+    depth = len(scaled) // _NUM_LANES
+    if count > _NUM_LANES or depth < 2:
+        return np.float32(_LOWEST)
+    # Lanes side by side in memory, so that the maximum of all of them is one vector operation.
+    maxima = scaled[: depth * _NUM_LANES].reshape(depth, _NUM_LANES).max(0)
+    bound: np.float32 = np.partition(maxima, _NUM_LANES - count)[_NUM_LANES - count]
+    return bound

@@ -13,7 +13,7 @@ from tokenmill_engine.draw import NO_TOKEN, DrawSettings, argmax, draw
 from tokenmill_engine.noise import uniform
 
 VOCAB = 50
-DRAWS = 20_000
+DRAWS = 8_000
 
 
 CASES = [
@@ -117,7 +117,7 @@ def test_a_nearly_tied_pair_changing_places_does_not_change_the_draw() -> None:
     other = logits.clone()
     other[0, 31] = torch.nextafter(other[0, 31], torch.tensor(math.inf))
     first, second = draw_many(logits, DrawSettings()), draw_many(other, DrawSettings())
-    assert (first != second).sum() <= 1  # an edge may fall between two of 20,000 uniforms
+    assert (first != second).sum() <= 1  # an edge may fall between two uniforms
 
 
 def test_filters_of_one_row_do_not_touch_another() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support_tokenizers import byte_level_bpe
 from tokenmill._redis import connect
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
@@ -38,7 +40,7 @@ def log_lengths(server: EmbeddedServer, name: str) -> list[int]:
 
 
 def test_the_servers_part(hot_path: Any, own_server: EmbeddedServer) -> None:
-    assert hot_path._redis_us(own_server, REQUESTS, STEPS) >= 0
+    assert hot_path.redis_us(own_server, REQUESTS, STEPS) >= 0
     assert log_lengths(own_server, "request") == [STEPS] * REQUESTS
 
 
@@ -57,9 +59,46 @@ def test_a_whole_worker(
     assert all(2 < length <= STEPS + 2 for length in log_lengths(own_server, "timed"))
 
 
+def test_the_prototypes_part(
+    hot_path: Any, own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is laid out as the prototype's is, with a script that stores every event."""
+    script = (
+        "local out = {} for i = 1, tonumber(ARGV[2]) do "
+        "redis.call('XADD', ARGV[1] .. 't:' .. ARGV[4 * i], '*', 'd', ARGV[4 * i + 3]) "
+        "out[i] = 1 end return out"
+    )
+    (tmp_path / "common.py").write_text(
+        "P = ''\n"
+        "class Scripts:\n"
+        f"    src = {{'append': {script!r}}}\n"
+        "    def __init__(self, client):\n"
+        "        self.client = client\n"
+        "    async def __call__(self, name, *arguments):\n"
+        "        return await self.client.eval(self.src[name], 0, P, *arguments)\n"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "common", raising=False)
+    prototype = hot_path.Prototype(tmp_path)
+    monkeypatch.delitem(sys.modules, "common")
+
+    assert len(asyncio.run(prototype.publish_us(own_server, REQUESTS, STEPS))) == STEPS
+    assert log_lengths(own_server, "request") == [STEPS] * REQUESTS
+
+
 def test_the_table_has_a_row_for_each_number_of_requests(hot_path: Any) -> None:
     row = {"requests": 64, **dict.fromkeys(hot_path.FIGURES, 1.25)}
-    header, figures, prototype = hot_path._table([row]).splitlines()
+    header, figures = hot_path._table([row]).splitlines()
     assert header.split()[-4:] == list(hot_path.FIGURES)
     assert figures.split() == ["64", *["1.25"] * 4]
-    assert prototype.split()[:4] == ["prototype,", "64", "2.7", "2.8"]
+
+
+def test_the_engines_own_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    from benchmarks import step_overhead
+
+    tokenizer = byte_level_bpe()
+    for kind in step_overhead.KINDS:
+        figures = step_overhead.measure(tokenizer, kind, REQUESTS, STEPS, len(tokenizer))
+        assert figures.keys() == set(step_overhead.PHASES)
+        assert all(ms > 0 for ms in figures.values())
