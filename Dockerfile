@@ -2,6 +2,10 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
+# For the kernels, below. The image itself has no compiler.
+RUN command -v g++ >/dev/null || { \
+        apt-get update && apt-get install -y --no-install-recommends g++ \
+        && rm -rf /var/lib/apt/lists/*; }
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv
 WORKDIR /src
@@ -26,15 +30,15 @@ COPY client client
 COPY engine engine
 COPY worker worker
 RUN pip install --no-deps .
+# For processors with AVX2, and with AVX-512; the worker takes the best that fits.
+RUN case "$(uname -m)" in \
+        x86_64) python -m tokenmill_engine.kernels.prebuilt --march x86-64-v3 --march x86-64-v4 ;; \
+    esac
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="Tokenmill" \
       org.opencontainers.image.description="Message-queue driven workers for language models" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The engine compiles its CPU kernels for the processor it finds.
-RUN command -v g++ >/dev/null || { \
-        apt-get update && apt-get install -y --no-install-recommends g++ \
-        && rm -rf /var/lib/apt/lists/*; }
 # Group 0 may write as well, so that a platform that picks its own user id still works.
 RUN useradd --uid 10001 --gid 0 --create-home tokenmill \
     && mkdir -p /cache /models && chown 10001:0 /cache /models && chmod 0775 /cache /models

@@ -8,6 +8,7 @@ undisturbed round are what those of the later rounds must equal. Exits with 1 wh
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -33,6 +34,10 @@ from .stack import (
 
 MAX_TOKENS = 48
 DEFAULT_USER_SEES = "NOAUTH"
+ADDRESSES = (
+    "import socket as s; "
+    "print(len({each[4] for each in s.getaddrinfo('worker', 9400, type=s.SOCK_STREAM)}))"
+)
 
 
 class Check:
@@ -96,6 +101,18 @@ class Check:
         workers = {str(name) for each in found.values() for name in _names(each)}
         expect(len(workers) == 3, "all three took part")
 
+    def ask_the_exporter(self) -> None:
+        self._stack.compose("up", "--detach", "--no-deps", "exporter")
+        (container,) = self._stack.await_healthy(1, "exporter")
+        told = json.loads(_get(container, "http://127.0.0.1:9400/scaling"))
+        expect(told["workers"] == 3, "as the metrics user it counts three workers")
+        expect(told["backlog_seconds"] == 0, "and no work, now that all have ended")
+        expect(told["tokens_per_s_is_measured"], f"speed of a worker: {told['tokens_per_s']:.0f}/s")
+        found = docker("exec", container, "python", "-c", ADDRESSES)
+        expect(found == "3", "its name server lists each worker, as Prometheus needs it")
+        text = _get(container, "http://worker:9400/metrics")
+        expect("vllm:generation_tokens_total{" in text, "a worker answers with its metrics")
+
     def roll(self) -> None:
         old = set(self._stack.containers())
         environment = {**self._stack.environment, "COMPOSE": shlex.join(self._stack.command)}
@@ -151,6 +168,12 @@ def _names(transcript: dict[str, object]) -> list[object]:
     return names
 
 
+def _get(container: str, url: str) -> str:
+    """What a URL answers inside of a container."""
+    program = f"import urllib.request as r; print(r.urlopen('{url}', timeout=10).read().decode())"
+    return docker("exec", container, "python", "-c", program)
+
+
 def run_steps(check: Check) -> None:
     steps = (
         ("up with two workers", check.start),
@@ -158,6 +181,7 @@ def run_steps(check: Check) -> None:
         ("twenty streams from a client's container", check.stream_undisturbed),
         ("a worker is killed in mid-stream", check.kill_a_worker),
         ("scale to three", check.scale_to_three),
+        ("the exporter", check.ask_the_exporter),
         ("the workers are rolled under load", check.roll),
         ("Redis restarts in mid-stream", check.restart_redis),
         ("the workers are stopped", check.stop),
