@@ -76,13 +76,15 @@ class _Sequence:
     output: list[int]
     params: SamplingParams
     emitted_chars: int
+    num_given: int
 
 
 class FakeEngine:
     """Deterministic, without torch; text lags one character behind the tokens, as it may.
 
     A prompt that begins with one of these words misbehaves: `refuse` is not accepted, `explode`
-    fails the step of its first token, `hang` never ends it.
+    fails the step of its first token, `hang` never ends it; `wedge` hangs at its sixth, unless
+    another engine has begun it.
 
     Requests start in the order of their arrival, when there are blocks for all they will need; who
     finds none lets nobody pass.
@@ -137,7 +139,11 @@ class FakeEngine:
         if (emitted_chars or 0) > len(output_token_ids):
             raise ResumeMismatch("more text than tokens")
         self._sequences[request_id] = _Sequence(
-            list(prompt_token_ids), list(output_token_ids), params, emitted_chars or 0
+            list(prompt_token_ids),
+            list(output_token_ids),
+            params,
+            emitted_chars or 0,
+            num_given=len(output_token_ids),
         )
 
     def abort_request(self, request_id: str) -> None:
@@ -194,7 +200,8 @@ class FakeEngine:
         prompt = bytes(t for t in sequence.prompt if t < 256)
         if prompt.startswith(b"explode"):
             raise RuntimeError("secret prompt text")
-        if prompt.startswith(b"hang"):
+        is_wedged = prompt.startswith(b"wedge") and len(sequence.output) == 5
+        if prompt.startswith(b"hang") or (is_wedged and not sequence.num_given):
             self.released.wait(60)
         new: tuple[int, ...] = ()
         if _finish(sequence) is None:

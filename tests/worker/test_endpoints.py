@@ -80,6 +80,19 @@ def test_readiness_needs_a_loaded_engine_and_living_loops() -> None:
     assert not health.is_ready
 
 
+def test_a_step_that_does_not_end_makes_it_unready() -> None:
+    health = Health(stale_after_s=10)
+    health.enter("ready")
+    health.lane(0)
+    busy_s = 29.0
+    health.watch_engine(lambda: busy_s, 30.0)
+    assert health.is_ready
+
+    busy_s = 31.0
+    assert not health.is_ready
+    assert health.stuck_loops == ["engine"]
+
+
 def test_one_partition_that_can_be_reached_is_enough() -> None:
     health = Health(stale_after_s=10)
     health.enter("ready")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,12 +41,18 @@ class Loops:
 
 @dataclass(slots=True)
 class Health:
-    """Of the whole worker. `lanes` are by partition; there are none before it serves."""
+    """Of the whole worker. `lanes` are by partition; there are none before it serves.
+
+    `engine_busy_s` is the age of the engine's present call: steps must follow one another while
+    there is work.
+    """
 
     stale_after_s: float
     state: State = "loading"
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     lanes: dict[int, Loops] = field(default_factory=dict)
+    engine_busy_s: Callable[[], float] = lambda: 0.0
+    engine_stale_after_s: float = float("inf")
 
     def enter(self, state: State) -> None:
         self.state = state
@@ -54,14 +61,26 @@ class Health:
     def lane(self, partition: int) -> Loops:
         return self.lanes.setdefault(partition, Loops(self.stale_after_s))
 
+    def watch_engine(self, busy_s: Callable[[], float], stale_after_s: float) -> None:
+        """From now on a call of the engine that is older makes the worker unready."""
+        self.engine_busy_s, self.engine_stale_after_s = busy_s, stale_after_s
+
+    @property
+    def is_engine_stuck(self) -> bool:
+        return self.engine_busy_s() > self.engine_stale_after_s
+
     @property
     def is_ready(self) -> bool:
         """Whether it serves: with several partitions, one that can be reached is enough."""
-        return self.state == "ready" and any(not loops.stuck for loops in self.lanes.values())
+        if self.state != "ready" or self.is_engine_stuck:
+            return False
+        return any(not loops.stuck for loops in self.lanes.values())
 
     @property
     def stuck_loops(self) -> list[str]:
-        """Of all lanes; with more than one, each with its partition."""
-        if len(self.lanes) == 1:
-            return next(iter(self.lanes.values())).stuck
-        return [f"{loop}.{number}" for number, loops in self.lanes.items() for loop in loops.stuck]
+        """The engine, and of all lanes; with more than one, each with its partition."""
+        stuck = ["engine"] if self.is_engine_stuck else []
+        for number, loops in self.lanes.items():
+            suffix = f".{number}" if len(self.lanes) > 1 else ""
+            stuck += [f"{loop}{suffix}" for loop in loops.stuck]
+        return stuck

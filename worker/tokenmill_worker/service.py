@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 TOKEN_TEXTS = 65_536
 
 
+#: Of the time after which a step that hangs ends the process, so much makes the worker unready.
+STALE_AFTER_STALLS = 0.25
+
+
 class _Drained(Exception):
     """Ends the task group in an orderly way."""
 
@@ -59,6 +63,8 @@ class Service:
         self._keys = {way.calls.keys.partition: way.calls.keys for way in ways}
         self._engine_thread = engine_thread
         self._health = health
+        stall_s = settings.engine_stall_ms / 1000
+        health.watch_engine(self._engine_busy_s, stall_s * STALE_AFTER_STALLS)
         self.metrics = Metrics(identity.model_names[0], engine.max_model_len)
         changed = asyncio.Event()
         held = {way.calls.keys.partition: Deliveries(changed) for way in ways}
@@ -117,6 +123,9 @@ class Service:
             "capacity_tokens_per_s": round(self._workload.capacity_tokens_per_s or 0.0, 1),
         }
 
+    def _engine_busy_s(self) -> float:
+        return self._engine_thread.busy_s
+
     def _over(self, delivery: Delivery, ending: Ending | None) -> None:
         outcome: Outcome = "lost" if ending is None else "ended"
         self._on_attempt(self._keys[delivery.partition], delivery, outcome, ending)
@@ -136,9 +145,7 @@ class Service:
             ExceptionGroup: a loop ended with an error. Call `abandon` then.
         """
         handed_over = False
-        watchdog = Watchdog(
-            lambda: self._engine_thread.busy_s, self._settings.engine_stall_ms / 1000
-        )
+        watchdog = Watchdog(self._engine_busy_s, self._settings.engine_stall_ms / 1000)
         try:
             async with asyncio.TaskGroup() as group:
                 for lane in self._lanes:

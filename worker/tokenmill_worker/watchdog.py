@@ -1,4 +1,8 @@
-"""An engine that hangs ends the process: its supervisor starts another, peers take the leases."""
+"""What hangs ends the process: its supervisor starts another, and peers take the leases.
+
+Two things can hang. The engine: seen by the event loop. And the loop itself, or whoever holds the
+interpreter's lock: seen by a timer of faulthandler, which needs neither.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,15 @@ class Watchdog:
         self._limit_s = limit_s
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(min(1.0, self._limit_s / 4))
-            if self._busy_s() > self._limit_s:
-                self._end_process()
+        try:
+            while True:
+                # Wound up again at every round. It writes the stacks, and exits with status 1.
+                faulthandler.dump_traceback_later(self._limit_s, exit=True)
+                await asyncio.sleep(min(1.0, self._limit_s / 4))
+                if self._busy_s() > self._limit_s:
+                    self._end_process()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _end_process(self) -> None:
         logger.critical("engine stalled", extra=fields(seconds=round(self._busy_s(), 1)))
