@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 STOP_TIMEOUT_S = 30.0
+POLL_S = 0.1
 
 
 class StartFailed(RuntimeError):
@@ -57,7 +58,7 @@ def wait_until(
             raise StartFailed(f"{what} ended with code {process.returncode}")
         if time.monotonic() > deadline:
             raise StartFailed(f"{what} was not ready within {timeout_s:.0f} s")
-        time.sleep(0.25)
+        time.sleep(POLL_S)
 
 
 def answers(url: str) -> bool:

@@ -124,6 +124,7 @@ def _whole_plan() -> list[Scenario]:
         *(replace(workers, workers=n) for n in (1, 4, 16, 64)),
         *(replace(flush, flush_ms=n) for n in (0, 50, 100, 250)),
         *(replace(workers, name="partitions", workers=4, partitions=n) for n in (1, 2, 4, 8)),
+        *(replace(workers, name="nodes", workers=4, partitions=16, nodes=n) for n in (1, 2, 4)),
         *(replace(killed, workers=n) for n in (2, 4, 16, 64)),
     ]
 
@@ -133,6 +134,7 @@ COLUMNS = (
     ("tok/s", "tok_s", 10, 0),
     ("tok/event", "tokens_per_event", 10, 2),
     ("redis µs", "redis_us", 10, 2),
+    ("busiest", "busiest_node", 9, 2),
     ("worker µs", "workers_us", 10, 2),
     ("client µs", "client_us", 10, 2),
     ("redis MB", "redis_mb", 10, 1),
@@ -144,9 +146,8 @@ COLUMNS = (
 
 def header() -> str:
     names = "".join(f"{title:>{width}}" for title, _, width, _ in COLUMNS)
-    return (
-        f"{'part':10} {'workers':>7} {'streams':>7} {'flush':>5} {'parts':>5} {'tokens':>6}{names}"
-    )
+    shape = f"{'part':10} {'workers':>7} {'streams':>7} {'flush':>5} {'parts':>5} {'nodes':>5}"
+    return f"{shape} {'tokens':>6}{names}"
 
 
 def line(row: Row) -> str:
@@ -154,10 +155,8 @@ def line(row: Row) -> str:
     figures = "".join(
         f"{getattr(row, name):{width}.{places}f}" for _, name, width, places in COLUMNS
     )
-    return (
-        f"{of.name:10} {of.workers:>7} {of.streams:>7} {of.flush_ms:>5} {of.partitions:>5} "
-        f"{of.tokens:>6}{figures}"
-    )
+    shape = f"{of.name:10} {of.workers:>7} {of.streams:>7} {of.flush_ms:>5} {of.partitions:>5}"
+    return f"{shape} {of.nodes:>5} {of.tokens:>6}{figures}"
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ def _work(options: FleetOptions) -> None:
             "flush_ms": options.flush_ms,
             "lease_ms": options.lease_ms,
             "partitions": options.partitions,
+            "socket_timeout_s": 60,
+            "connect_timeout_s": 30,
             "log_level": "error",
             "model": "none",
         }

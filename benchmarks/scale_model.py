@@ -1,11 +1,11 @@
 """A model of what a token costs Redis, fitted to runs and checked against them.
 
-    µs per token = (call_us / streams of a worker + event_us) / tokens per event
+    µs per token = (call_us / streams per call + event_us) / tokens per event
                    + request_us / tokens per answer
 
-A worker writes the events of all its streams in calls of up to 128 (`append`), so the cost of a
-call is shared by so many; an event may carry several tokens (`--flush-ms`, or a slow Redis); a
-request is enqueued, leased, ended and forgotten once.
+A worker writes the events of all its streams in calls of up to 128 (`append`), for each partition
+apart, so the cost of a call is shared by so many; an event may carry several tokens (`--flush-ms`,
+or a slow Redis); a request is enqueued, leased, ended and forgotten once.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def fit(rows: Sequence[Row]) -> Model:
 
 
 def shape_of(row: Row) -> tuple[float, float, float]:
-    """Streams of a worker, tokens of an answer, tokens of an event."""
+    """Streams of a worker in one partition, tokens of an answer, tokens of an event."""
     scenario = row.scenario
-    return scenario.streams / scenario.workers, scenario.tokens, row.tokens_per_event
+    batch = scenario.streams / (scenario.workers * scenario.partitions)
+    return batch, scenario.tokens, row.tokens_per_event
 
 
 def _shares(batch: float, tokens: float, tokens_per_event: float) -> tuple[float, float, float]:

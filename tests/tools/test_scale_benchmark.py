@@ -31,8 +31,8 @@ def row(scale: Any, *, workers: int, streams: int, tokens: int, per_event: float
     scenario = scale.run.Scenario("made up", workers, streams, tokens, step_ms=1)
     return scale.run.Row(
         scenario=scenario, duration_s=1, tok_s=1, tokens_per_event=per_event, redis_us=redis_us,
-        workers_us=1, client_us=1, redis_mb=1, peak_streams=1, idle_redis_ms_s=IDLE_MS_S * workers,
-        idle_workers_ms_s=1, ttft_p50_s=1, gap_p50_s=1, longest_gap_s=1, recovery_p50_s=0,
+        busiest_node=1, workers_us=1, client_us=1, redis_mb=1, peak_streams=1,
+        idle_redis_ms_s=IDLE_MS_S * workers, idle_workers_ms_s=1, ttft_p50_s=1, gap_p50_s=1, longest_gap_s=1, recovery_p50_s=0,
         affected=0,
     )  # fmt: skip
 
@@ -79,7 +79,6 @@ def test_a_run_counts_every_token_of_every_stream(scale: Any) -> None:
     # `measure` itself refuses a run with other than 20 × 6 tokens.
     assert measured.tok_s * measured.duration_s == pytest.approx(120)
     assert 1 <= measured.tokens_per_event <= 6
-    assert measured.gap_p50_s > 0
     assert measured.affected == 0
     assert 1 <= measured.peak_streams <= 20
     again = scale.main._rows(json.loads(json.dumps([asdict(measured)])))
@@ -101,3 +100,13 @@ def test_the_plan_covers_one_to_64_workers_and_16384_streams(scale: Any) -> None
     assert {1, 64} <= {each.workers for each in plan}
     assert max(each.streams for each in plan) == 16_384
     assert [each.name for each in scale.main.plan(parts="flush")] == ["flush"] * 4
+
+
+@pytest.mark.slow
+def test_a_run_over_a_cluster_tells_how_evenly_its_nodes_are_used(scale: Any) -> None:
+    scenario = scale.run.Scenario(
+        "nodes", workers=1, streams=16, tokens=6, step_ms=20, partitions=4, nodes=2
+    )
+    measured = scale.run.measure(scenario)
+    assert measured.tok_s * measured.duration_s == pytest.approx(96)
+    assert 0.5 <= measured.busiest_node <= 1
