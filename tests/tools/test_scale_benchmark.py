@@ -32,8 +32,8 @@ def row(scale: Any, *, workers: int, streams: int, tokens: int, per_event: float
     return scale.run.Row(
         scenario=scenario, duration_s=1, tok_s=1, tokens_per_event=per_event, redis_us=redis_us,
         busiest_node=1, workers_us=1, client_us=1, redis_mb=1, peak_streams=1,
-        idle_redis_ms_s=IDLE_MS_S * workers, idle_workers_ms_s=1, ttft_p50_s=1, gap_p50_s=1, longest_gap_s=1, recovery_p50_s=0,
-        affected=0,
+        idle_redis_ms_s=IDLE_MS_S * workers, idle_workers_ms_s=1, ttft_p50_s=1, gap_p50_s=1,
+        longest_gap_s=1, recovery_p50_s=0, affected=0,
     )  # fmt: skip
 
 
