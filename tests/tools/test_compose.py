@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tokenmill_worker.settings import Settings
+from tokenmill_worker.settings import READ_ELSEWHERE, Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKER_OPTIONS = {f"TOKENMILL_{name.upper()}" for name in Settings.model_fields}
@@ -206,6 +206,13 @@ def test_every_variable_of_the_worker_is_one_of_its_options(
     given = {*compose["services"]["worker"]["environment"], *environment_of_image(dockerfile)}
     unknown = {name for name in given if name.startswith("TOKENMILL_")} - WORKER_OPTIONS
     assert not unknown
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.gpu.yml"])
+def test_a_worker_started_by_hand_knows_whose_the_variables_of_compose_are(file: str) -> None:
+    # They may be exported in the shell of whoever runs both.
+    named = set(re.findall(r"\$\{(TOKENMILL_\w+)", (REPOSITORY / file).read_text()))
+    assert named <= WORKER_OPTIONS | {f"TOKENMILL_{name}" for name in READ_ELSEWHERE}
 
 
 def test_the_image_runs_as_an_ordinary_user(dockerfile: list[tuple[str, str]]) -> None:

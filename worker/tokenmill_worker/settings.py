@@ -45,8 +45,9 @@ logger = logging.getLogger(__name__)
 ENV_PREFIX = "TOKENMILL_"
 #: Variables with our prefix that the Makefile, compose, the tests and the benchmarks read.
 READ_ELSEWHERE = (
-    "ASSUMED_TOKENS_PER_S", "EXPORTER_HOST", "EXPORTER_PORT", "IMAGE", "KERNELS_DIR", "MODEL_DIR",
-    "PEERS_DIR", "REDIS_PORT", "TEST_MODEL", "TEST_SERVER",
+    "ASSUMED_TOKENS_PER_S", "EXPORTER_HOST", "EXPORTER_PORT", "GPU", "GRAFANA_PORT", "IMAGE",
+    "KERNELS_DIR", "MODEL_DIR", "PEERS_DIR", "PROMETHEUS_PORT", "REDIS_MAXMEMORY", "REDIS_PORT",
+    "SECRETS_DIR", "TEST_MODEL", "TEST_SERVER", "VARIANT",
 )  # fmt: skip
 #: The reader blocks on Redis for at most this long at a time. A drain waits for the end of a read.
 BLOCK_MS = 500
