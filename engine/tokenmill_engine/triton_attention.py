@@ -118,33 +118,35 @@ class TritonPagedAttention:
         shape = CallShape(
             query.shape[1], key.shape[1], key.shape[2], value.shape[2], dtype=query.dtype
         )
-        self._write(key, value, layer, meta, shape)
+        slots = (meta.slot_blocks, meta.slot_offsets)
+        _write_kv(self._kernels, key, value, layer, slots, shape)
         plan = self.plans.plan(meta, self.work_key(shape, rule))
         call = _Call(self._kernels, shape, rule, layer, plan, meta.block_size, self._interpreted)
         return call.attend(query, self._split_tokens)
 
-    def _write(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        layer: LayerCache,
-        meta: AttentionMetadata,
-        shape: CallShape,
-    ) -> None:
-        grid = (len(key), -(-shape.num_kv_heads // heads_per_program(shape.num_kv_heads)))
-        self._kernels.write_kv[grid](
-            key,
-            value,
-            layer.key,
-            layer.value,
-            meta.slot_blocks,
-            meta.slot_offsets,
-            *key.stride()[:2],
-            *value.stride()[:2],
-            *layer.key.stride()[:3],
-            *layer.value.stride()[:3],
-            **write_constants(shape),
-        )
+
+def _write_kv(
+    kernels: ModuleType,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: LayerCache,
+    slots: tuple[torch.Tensor, torch.Tensor],
+    shape: CallShape,
+) -> None:
+    """`slots`: block and place in it of each row, int64."""
+    grid = (len(key), -(-shape.num_kv_heads // heads_per_program(shape.num_kv_heads)))
+    kernels.write_kv[grid](
+        key,
+        value,
+        layer.key,
+        layer.value,
+        *slots,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *layer.key.stride()[:3],
+        *layer.value.stride()[:3],
+        **write_constants(shape),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,7 +250,27 @@ def _check_device(kernels: ModuleType, device: torch.device) -> bool:
             f"the GPU has compute capability {capability[0]}.{capability[1]}; "
             f"the kernel needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
         )
+    try_out(kernels, device)
     return False
+
+
+def try_out(kernels: ModuleType, device: torch.device) -> None:
+    """Launch the smallest kernel: Triton needs a C compiler, Python's headers and a cache folder.
+
+    Raises KernelUnavailable where the launch fails or does nothing.
+    """
+    try:
+        numbers = torch.ones(1, 1, 16, device=device)
+        cache = torch.zeros(1, 1, 1, 16, device=device)
+        slot = torch.zeros(1, dtype=torch.int64, device=device)
+        shape = CallShape(1, 1, 16, 16, numbers.dtype)
+        _write_kv(kernels, numbers, numbers, LayerCache(cache, cache), (slot, slot), shape)
+        done = bool((cache == 1).all())
+    except Exception as error:  # of the compiler, the driver or the file system
+        reason = str(error).strip().partition("\n")[0]
+        raise KernelUnavailable(f"Triton cannot run here: {reason}") from error
+    if not done:
+        raise KernelUnavailable("Triton cannot run here: a kernel wrote nothing")
 
 
 def _arrays(tables: StepTables | WorkList) -> tuple[Table, ...]:

@@ -77,9 +77,10 @@ def prompt_tile(shape: CallShape) -> Tile:
     width = power_of_two(max(shape.key_dim, shape.value_dim), 16)
     least = power_of_two(shape.groups, 16)
     if shape.dtype == torch.float32:
-        return Tile(max(least, 16), 16, num_warps=4)
+        return Tile(least, 16, num_warps=4)
     rows, keys = {512: (32, 16), 256: (64, 32)}.get(width, (64, 64))
-    return Tile(max(least, rows), keys, num_warps=4 if width <= 64 else 8)
+    rows = max(least, rows)
+    return Tile(rows, keys, num_warps=4 if rows * width <= 64 * 64 else 8)
 
 
 def attend_constants(

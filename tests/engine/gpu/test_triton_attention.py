@@ -16,7 +16,13 @@ from tokenmill_engine.errors import ConfigError
 from tokenmill_engine.kernel_choice import choose_attention
 from tokenmill_engine.kernels.build import KernelUnavailable
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
-from tokenmill_engine.triton_attention import DevicePlan, FreshPlans, TritonPagedAttention
+from tokenmill_engine.triton_attention import (
+    DevicePlan,
+    FreshPlans,
+    TritonPagedAttention,
+    load_triton_kernels,
+    try_out,
+)
 from tokenmill_engine.triton_tiles import MAX_HEAD_DIM
 from tokenmill_engine.work_list import WorkKey
 
@@ -160,6 +166,21 @@ def test_a_compiled_kernel_wants_a_gpu_that_it_was_compiled_for(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(KernelUnavailable, match=r"compute capability 7\.5"):
         TritonPagedAttention([spec()], torch.device("cuda"))
+
+
+def test_a_machine_where_triton_cannot_compile_shows_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = load_triton_kernels()
+    try_out(kernels, CPU)
+
+    def no_compiler(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
+    for broken, why in ((no_compiler, "find C compiler"), (lambda *_, **__: None, "wrote nothing")):
+        monkeypatch.setattr(kernels, "write_kv", {(1, 1): broken})
+        with pytest.raises(KernelUnavailable, match=why):
+            try_out(kernels, CPU)
 
 
 def test_without_triton_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
