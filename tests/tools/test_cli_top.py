@@ -53,7 +53,7 @@ def test_one_look(server: EmbeddedServer, queue: Queue) -> None:
     assert "0 running of 8 · 120 tokens/s · 1.2 requests/s end · 0 delayed · 0 dead" in shown
     rows = {cells[0]: cells[1:] for line in shown.splitlines() if (cells := _cells(line))}
     assert rows["gpu1-7-ab"] == [
-        "ready", "m", "6/8", "████████░░", "█████░░░░░  50%", "120",
+        "ready", "████████░░   6/8", "█████░░░░░  50%", "120", "m",
     ]  # fmt: skip
     assert rows["normal"][:2] == ["2", "1"]
     assert (rows["acme"], rows["other"]) == (["3"], ["1"])

@@ -101,18 +101,17 @@ def _classes(snapshot: QueueSnapshot) -> Table:
 
 
 def _workers(cards: Sequence[dict[str, Any]]) -> Table:
-    rows = table("Workers", "worker", "state", "model", "running", "batch", "KV cache", "tokens/s")
+    rows = table("Workers", "worker", "state", "batch", "KV cache", "tokens/s", "model")
     for card in cards[:MOST_WORKERS]:
         running, slots = number(card, "running"), number(card, "slots")
         usage = number(card, "kv_usage")
         rows.add_row(
             escape(str(card.get("id", "–"))),
             escape(str(card.get("state", "–"))),
-            escape(str(card.get("model", "–"))),
-            f"{running:.0f}/{slots:.0f}",
-            bar(running / slots if slots else 0),
+            f"{bar(running / slots if slots else 0)} {running:3.0f}/{slots:.0f}",
             f"{bar(usage)} {usage:4.0%}",
             f"{number(card, 'generated_per_s'):.0f}",
+            escape(str(card.get("model", "–"))),
         )
     if len(cards) > MOST_WORKERS:
         rows.caption = f"and {len(cards) - MOST_WORKERS} more: --once --json has all"
