@@ -75,6 +75,13 @@ class Delivery:
         self.attempt_id = f"{self.lease.request_id}/{self.lease.fence}"
 
     @property
+    def ids(self) -> dict[str, str]:
+        """For log lines: the request, and the trace it belongs to, if any."""
+        trace = self.lease.traceparent.split("-")
+        ids = {"request": self.lease.request_id}
+        return ids | {"trace": trace[1]} if len(trace) == 4 else ids
+
+    @property
     def next_seq(self) -> int:
         return len(self.events) + 1
 

@@ -73,9 +73,7 @@ class Dispatcher:
         self._metrics.leases_lost[reason].inc()
         self._metrics.request_success["abort"].inc()
         self._on_over(delivery, None)
-        logger.info(
-            "request dropped", extra=fields(request=delivery.lease.request_id, reason=reason)
-        )
+        logger.info("request dropped", extra=fields(**delivery.ids, reason=reason))
 
     def refuse(self, delivery: Delivery, error: Exception) -> None:
         """End a request that did not get as far as the engine's batch."""
@@ -83,7 +81,7 @@ class Dispatcher:
         if ending is None:
             logger.error(
                 "request failed",
-                extra=fields(request=delivery.lease.request_id, error=describe(error)),
+                extra=fields(**delivery.ids, error=describe(error)),
             )
             ending = failure("internal", "the worker failed on this request")
         self.end(delivery, ending)
@@ -105,7 +103,7 @@ class Dispatcher:
         logger.info(
             "request ended",
             extra=fields(
-                request=delivery.lease.request_id,
+                **delivery.ids,
                 status=ending.status,
                 code=ending.code or "-",
                 finish=ending.finish_reason,
@@ -134,7 +132,7 @@ class Dispatcher:
                     self._observe_first(delivery, now_s)
                 else:
                     gaps_s[last_s] = gaps_s.get(last_s, 0) + 1
-            book(delivery, output)
+            book(delivery, output.read())  # the text is made here: the engine computes meanwhile
         # Whoever was in the step before has waited as long as its neighbours: few different gaps.
         for last_s, count in gaps_s.items():
             self._metrics.inter_token_latency.observe(now_s - last_s, count)

@@ -91,7 +91,7 @@ class Handover:
         self.on_released(delivery)
         logger.info(
             "request released",
-            extra=fields(request=delivery.lease.request_id, reply=reply.status.value),
+            extra=fields(**delivery.ids, reply=reply.status.value),
         )
 
     async def leave_groups(self) -> None:

@@ -52,7 +52,8 @@ class Metrics:
         self._last = EngineStats()
         self._make_gauges()
         self._make_counters()
-        self._make_histograms(one_two_five(max_model_len))
+        self._make_durations()
+        self._make_sizes(one_two_five(max_model_len))
         self._make_own()
 
     def render(self) -> tuple[bytes, str]:
@@ -170,7 +171,7 @@ class Metrics:
             "vllm:request_success", "Ended requests.", "finished_reason", FINISHED_REASONS
         )
 
-    def _make_histograms(self, tokens: Sequence[int]) -> None:
+    def _make_durations(self) -> None:
         make = self._histogram
         self.time_to_first_token = make(
             "vllm:time_to_first_token_seconds", "From enqueue to the first token.", TTFT_BUCKETS
@@ -202,6 +203,9 @@ class Metrics:
         self.decode_time = make(
             "vllm:request_decode_time_seconds", "From the first token to the end.", PHASE_BUCKETS
         )
+
+    def _make_sizes(self, tokens: Sequence[int]) -> None:
+        make = self._histogram
         self.prompt_tokens = make("vllm:request_prompt_tokens", "Tokens of the prompt.", tokens)
         self.generation_tokens = make(
             "vllm:request_generation_tokens", "Tokens of the answer.", tokens

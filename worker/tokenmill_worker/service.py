@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from tokenmill_engine.outputs import EngineStats
+
 from .delivery import AllDeliveries, Deliveries, DeliveriesOfLanes, Delivery, Ending
 from .dispatcher import Dispatcher
 from .engine_port import Engine
@@ -81,20 +83,21 @@ class Service:
             on_done=self._learn,
             on_over=self._over,
         )
-        self._dispatcher.stats = stats = engine.stats()  # nobody uses the engine yet
-        self.metrics.configured(
-            {
-                "block_size": stats.block_size,
-                "num_gpu_blocks": stats.num_blocks,
-                "gpu_memory_utilization": settings.gpu_memory_utilization,
-                "enable_prefix_caching": settings.enable_prefix_caching,
-            }
-        )
-        shared = Shared(
-            settings=settings,
+        self._dispatcher.stats = engine.stats()  # nobody uses the engine yet
+        self.metrics.configured(_cache_facts(settings, self._dispatcher.stats))
+        shared = self._shared(identity, engine)
+        self._is_stale = dict.fromkeys(held, False)
+        self._lanes = [
+            Lane(shared, way, held[number], health.lane(number), partial(self._on_stale, number))
+            for number, way in zip(held, ways, strict=True)
+        ]
+
+    def _shared(self, identity: Identity, engine: Engine) -> Shared:
+        return Shared(
+            settings=self._settings,
             identity=identity,
             engine=engine,
-            engine_thread=engine_thread,
+            engine_thread=self._engine_thread,
             dispatcher=self._dispatcher,
             room=self._room,
             places=Places(self._room.num_requests),
@@ -104,11 +107,6 @@ class Service:
             text_of=lru_cache(TOKEN_TEXTS)(lambda token_id: engine.tokenizer.decode([token_id])),
             quarantine=asyncio.Lock(),
         )
-        self._is_stale = dict.fromkeys(held, False)
-        self._lanes = [
-            Lane(shared, way, held[number], health.lane(number), partial(self._on_stale, number))
-            for number, way in zip(held, ways, strict=True)
-        ]
 
     def occupancy(self) -> dict[str, object]:
         """For the worker's card."""
@@ -190,6 +188,16 @@ class Service:
         stop the others. Fencing keeps every log right in any case."""
         self._is_stale[partition] = is_stale
         self._engine_thread.pause("lease", all(self._is_stale.values()))
+
+
+def _cache_facts(settings: Settings, stats: EngineStats) -> dict[str, object]:
+    """Under the names of vLLM's `cache_config_info`."""
+    return {
+        "block_size": stats.block_size,
+        "num_gpu_blocks": stats.num_blocks,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+    }
 
 
 async def _within(timeout_s: float, work: Coroutine[Any, Any, None]) -> bool:
