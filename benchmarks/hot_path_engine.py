@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokenmill_engine.outputs import EngineStats, RequestOutput
@@ -111,20 +111,25 @@ def engine_us(batch: int, steps: int = 500) -> float:
     return (time.thread_time() - began_s) / (batch * steps) * 1e6
 
 
-def main() -> None:
+def serve(url: str, slots: int, ready: Path, make_engine: Callable[[], NoEngine]) -> None:
+    """Be a worker with that engine until a signal comes; `ready` appears when it is built."""
     from tokenmill_worker.main import leave, run_worker
     from tokenmill_worker.settings import load_settings
 
-    url, slots, ready = sys.argv[1:]
     settings = load_settings(
-        {"redis_url": url, "max_num_seqs": int(slots), "log_level": "error", "model": "none"}
+        {"redis_url": url, "max_num_seqs": slots, "log_level": "error", "model": "none"}
     )
 
     def build(on_phase: object) -> NoEngine:
-        Path(ready).touch()
-        return NoEngine(STEP_S)
+        ready.touch()
+        return make_engine()
 
     leave(run_worker(settings, build))  # type: ignore[arg-type]  # less typed than an Engine
+
+
+def main() -> None:
+    url, slots, ready = sys.argv[1:]
+    serve(url, int(slots), Path(ready), lambda: NoEngine(STEP_S))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class LLMEngine:
         vocab_size: int,
         model_name: str = "",
         seed: int = 0,
+        text_later: bool = False,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -59,6 +60,7 @@ class LLMEngine:
             scheduler, scheduler.kv, compute=self._compute, is_out_of_memory=is_out_of_memory
         )
         self._seed = seed
+        self._text_later = text_later
         self._texts: dict[str, SequenceText] = {}
         self._replayed: list[
             SequenceText
@@ -66,9 +68,16 @@ class LLMEngine:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, on_progress: Callable[[str], None] | None = None
+        cls,
+        config: EngineConfig,
+        on_progress: Callable[[str], None] | None = None,
+        *,
+        text_later: bool = False,
     ) -> LLMEngine:
         """Loads, probes, self-tests and warms up the model.
+
+        With `text_later`, outputs of requests without stop strings come without their text: it is
+        made by `RequestOutput.read`, on another thread while the next step is computed.
 
         Raises ConfigError for options that do not fit, ModelLoadError when there is nothing usable
         to load, UnsupportedModel when the model cannot be served exactly.
@@ -109,6 +118,7 @@ class LLMEngine:
             vocab_size=facts.vocab_size,
             model_name=config.model,
             seed=config.seed,
+            text_later=text_later,
         )
 
     @property
@@ -210,7 +220,7 @@ class LLMEngine:
         ]
 
     def _report(self, text: SequenceText, token: SampledToken | None) -> RequestOutput:
-        output = text.advance(token)
+        output = text.advance(token, text_later=self._text_later)
         if output.finish_reason is not None:
             request = text.request
             if token is not None and not request.is_finished:  # ended by a stop string

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .errors import EngineError
@@ -73,11 +74,14 @@ class ModelRunnerOutput:
     sampled: tuple[SampledToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """What one step added to one request. `text` is a delta; concatenated, the deltas are the text.
 
     The counts are totals so far. `finish_reason` is set on the last output of a request, once.
+
+    While `unread` is set, `text` is still to be made from the tokens: `read` does it, on one thread
+    for all outputs of a request and in their order.
     """
 
     request_id: str
@@ -92,6 +96,14 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: EngineError | None = None  # why, when `finish_reason` is ERROR
+    unread: Callable[[RequestOutput], None] | None = field(default=None, repr=False, compare=False)
+
+    def read(self) -> RequestOutput:
+        """This output, with its text."""
+        if self.unread is not None:
+            make, self.unread = self.unread, None
+            make(self)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ class SequenceText:
     so that a successor rebuilds it by replaying what was published. (What sampling remembers is
     rebuilt from the same ids, see `TokenCounts.update`.)
 
-    A stop string found here is noted on the request as its `finish_reason`; freeing the request's
-    blocks is left to whoever owns the scheduler.
+    A stop string found here shows in the output as its `finish_reason` (in a replay: on the
+    request); ending the request is left to whoever owns the scheduler.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
@@ -38,7 +38,11 @@ class SequenceText:
             request.finish_reason, request.stop_reason = stop
         for index, token_id in enumerate(published):
             is_last = index == len(published) - 1
-            self._unread += self._push(token_id, is_last=is_last)
+            by_token = is_last and request.finish_reason is FinishReason.STOP
+            delta = self._detokenizer.push((token_id,), stop_token=by_token)
+            self._unread += delta.text
+            if delta.stop_string is not None:
+                request.finish_reason, request.stop_reason = FinishReason.STOP, delta.stop_string
             if isinstance(request.stop_reason, str) and not is_last:
                 raise ResumeMismatch(
                     f"request {request.request_id}: tokens were published behind a stop string"
@@ -51,22 +55,23 @@ class SequenceText:
                 )
             self._unread = self._unread[emitted_chars:]
 
-    def advance(self, sampled: SampledToken | None = None) -> RequestOutput:
-        """What a step added; `sampled` is the newest token, None if a request ends without one."""
+    def advance(
+        self, sampled: SampledToken | None = None, *, text_later: bool = False
+    ) -> RequestOutput:
+        """What a step added; `sampled` is the newest token, None if a request ends without one.
+
+        With `text_later`, whoever gets the output `read`s it, on a thread of his own, unless stop
+        strings make the text a matter of the engine's.
+        """
         request = self.request
-        text, self._unread = self._unread, ""
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sampled is not None and sampled.error is None:
             token_ids = (sampled.token_id,)
             logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-            text += self._push(sampled.token_id, is_last=True)
-        if request.finish_reason is not None:
-            text += self._detokenizer.finish()
-        return RequestOutput(
+        output = RequestOutput(
             request_id=request.request_id,
             new_token_ids=token_ids,
-            text=text,
             logprobs=logprobs,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
@@ -76,13 +81,23 @@ class SequenceText:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=None if sampled is None else sampled.error,
+            unread=self._read,
         )
+        return output if text_later and not request.params.stop_strings else output.read()
 
-    def _push(self, token_id: int, *, is_last: bool) -> str:
-        request = self.request
-        by_token = is_last and request.finish_reason is FinishReason.STOP
-        delta = self._detokenizer.push((token_id,), stop_token=by_token)
-        if delta.stop_string is not None:
-            # It wins over a limit reached by the same token, as in vLLM.
-            request.finish_reason, request.stop_reason = FinishReason.STOP, delta.stop_string
-        return delta.text
+    def _read(self, output: RequestOutput) -> None:
+        """Make the text of an output; perhaps a stop string ends the request with it.
+
+        Goes by the output alone: the request may be some tokens ahead.
+        """
+        text, self._unread = self._unread, ""
+        for token_id in output.new_token_ids:
+            by_token = output.finish_reason is FinishReason.STOP
+            delta = self._detokenizer.push((token_id,), stop_token=by_token)
+            text += delta.text
+            if delta.stop_string is not None:
+                # It wins over a limit reached by the same token, as in vLLM.
+                output.finish_reason, output.stop_reason = FinishReason.STOP, delta.stop_string
+        if output.finish_reason is not None:
+            text += self._detokenizer.finish()
+        output.text = text

@@ -102,3 +102,14 @@ def test_the_engines_own_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None
         figures = step_overhead.measure(tokenizer, kind, REQUESTS, STEPS, len(tokenizer))
         assert figures.keys() == set(step_overhead.PHASES)
         assert all(ms > 0 for ms in figures.values())
+
+
+def test_the_delay_of_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    monkeypatch.chdir(REPOSITORY)
+    from benchmarks import latency
+
+    delays_ms = latency.measure(streams=2, tokens=STEPS, step_s=0.002)
+
+    assert len(delays_ms) == 2 * STEPS
+    assert min(delays_ms) > 0

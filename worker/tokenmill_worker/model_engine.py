@@ -24,6 +24,6 @@ def model_engine_factory(settings: Settings) -> EngineFactory:
         from tokenmill_engine.llm_engine import LLMEngine
 
         config = replace(settings.engine_config(), model=str(folder))
-        return LLMEngine.load(config, on_phase)
+        return LLMEngine.load(config, on_phase, text_later=True)
 
     return build
