@@ -21,7 +21,7 @@ def make_maintenance(bench: Bench) -> Maintenance:
         calls=bench.calls,
         retrier=bench.retrier,
         metrics=bench.metrics,
-        workload=Workload(bench.deliveries, EngineStats),
+        workload=Workload(bench.deliveries, EngineStats, lambda: False),
         interval_s=0.001,
     )
 
@@ -45,7 +45,7 @@ async def test_the_speed_is_left_in_redis_for_whoever_starts_the_first_worker(
     assert await server_bench.redis.hget(server_bench.keys.maintenance, CAPACITY_FIELD) is None
 
     keeper.workload = SimpleNamespace(  # type: ignore[assignment]
-        measure=lambda is_backlogged: None, capacity_tokens_per_s=123.456
+        measure=lambda: None, capacity_tokens_per_s=123.456
     )
     await keeper._measure()
     assert await server_bench.redis.hget(server_bench.keys.maintenance, CAPACITY_FIELD) == "123.5"

@@ -19,6 +19,7 @@ class Engine:
     """Generates what the test says; its clock stands still meanwhile."""
 
     now_s: float = 0.0
+    is_full: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
 
     def work(self, seconds: float, **added: int) -> None:
@@ -34,12 +35,14 @@ def engine() -> Engine:
 
 @pytest.fixture
 def workload(engine: Engine) -> Workload:
-    return Workload(Deliveries(), lambda: engine.stats, lambda: engine.now_s)
+    return Workload(
+        Deliveries(), lambda: engine.stats, lambda: engine.is_full, lambda: engine.now_s
+    )
 
 
 def test_what_is_left_of_a_request() -> None:
     deliveries = Deliveries()
-    workload = Workload(deliveries, EngineStats)
+    workload = Workload(deliveries, EngineStats, lambda: False)
     delivery = make_delivery(body='{"prompt_token_ids":[1,2,3],"max_tokens":10}')
     deliveries.add(delivery)
     assert workload.remaining_tokens() == 13  # not tokenized: as it was estimated
@@ -54,27 +57,33 @@ def test_what_is_left_of_a_request() -> None:
     assert workload.remaining_tokens() == 0
 
 
-def test_with_a_backlog_the_speed_is_averaged(engine: Engine, workload: Workload) -> None:
+def test_while_it_is_full_the_speed_is_averaged(engine: Engine, workload: Workload) -> None:
     assert workload.capacity_tokens_per_s is None
     for tokens in (1000, 1000, 400):
         engine.work(10, prompt_tokens_total=tokens // 2, generation_tokens_total=tokens // 2)
-        workload.measure(is_backlogged=True)
+        engine.is_full = True
+        workload.measure()
     kept = math.exp(-10 / MEMORY_S)
     assert workload.capacity_tokens_per_s == pytest.approx(100 * kept + 40 * (1 - kept))
 
 
-def test_without_a_backlog_only_more_counts(engine: Engine, workload: Workload) -> None:
+def test_with_room_left_only_more_counts(engine: Engine, workload: Workload) -> None:
     for tokens in (1000, 10, 0, 1500, 20):
         engine.work(10, generation_tokens_total=tokens)
-        workload.measure(is_backlogged=False)
+        engine.is_full = False
+        workload.measure()
     assert workload.capacity_tokens_per_s == 150
 
 
-def test_a_backlog_that_just_came_says_nothing_yet(engine: Engine, workload: Workload) -> None:
+def test_a_worker_that_just_became_full_says_nothing_yet(
+    engine: Engine, workload: Workload
+) -> None:
     engine.work(10, generation_tokens_total=1000)
-    workload.measure(is_backlogged=False)
+    engine.is_full = False
+    workload.measure()
     engine.work(10, generation_tokens_total=10)  # idle for most of it
-    workload.measure(is_backlogged=True)
+    engine.is_full = True
+    workload.measure()
     assert workload.capacity_tokens_per_s == 100
 
 
@@ -84,14 +93,17 @@ def test_cached_prompts_and_early_ends_are_work_done(engine: Engine, workload: W
     delivery.max_tokens, delivery.num_tokens = 100, 30
     workload.ended(delivery)
     engine.work(10, generation_tokens_total=30, prefix_cache_hits_total=900)
-    workload.measure(is_backlogged=True)
+    engine.is_full = True
+    workload.measure()
     assert workload.capacity_tokens_per_s == 100
 
 
 def test_looking_too_often_changes_nothing(engine: Engine, workload: Workload) -> None:
     engine.work(0.5, generation_tokens_total=1000)
-    workload.measure(is_backlogged=True)
+    engine.is_full = True
+    workload.measure()
     assert workload.capacity_tokens_per_s is None
     engine.work(0.5)
-    workload.measure(is_backlogged=True)
+    engine.is_full = True
+    workload.measure()
     assert workload.capacity_tokens_per_s == 1000

@@ -67,8 +67,7 @@ class Maintenance:
 
     async def _measure(self) -> None:
         """Leave behind how fast a worker is: an autoscaler asks while none runs."""
-        queued: Any = await self.redis.hget(self.calls.keys.counters, "queued")
-        self.workload.measure(is_backlogged=int(queued or 0) > 0)
+        self.workload.measure()
         capacity = self.workload.capacity_tokens_per_s
         if capacity is not None:
             key = self.calls.keys.maintenance

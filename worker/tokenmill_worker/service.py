@@ -75,7 +75,9 @@ class Service:
         )
         self._generated = Throughput()
         self._room = Room(settings.max_num_seqs, self.deliveries, lambda: self._dispatcher.stats)
-        self._workload = Workload(self.deliveries, lambda: self._dispatcher.stats)
+        self._workload = Workload(
+            self.deliveries, lambda: self._dispatcher.stats, lambda: self._room.num_requests() <= 0
+        )
         self._dispatcher = Dispatcher(
             self.deliveries,
             engine_thread,

@@ -21,21 +21,25 @@ MIN_INTERVAL_S = 1.0
 
 
 class Workload:
-    """Reads `deliveries` and the engine's `stats`; all calls on the event loop."""
+    """Reads `deliveries` and the engine's `stats`; `is_full` says that there is no room for another
+    request. All calls on the event loop.
+    """
 
     def __init__(
         self,
         deliveries: AllDeliveries,
         stats: Callable[[], EngineStats],
+        is_full: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deliveries = deliveries
         self._stats = stats
+        self._is_full = is_full
         self._clock = clock
         self._spared_tokens = 0
         self._measured_s = clock()
         self._measured_tokens = 0
-        self._was_backlogged = False
+        self._was_full = False
         self._capacity: float | None = None
 
     @property
@@ -52,11 +56,11 @@ class Workload:
         """An answer shorter than it might have been takes its remaining work along."""
         self._spared_tokens += max(delivery.max_tokens - delivery.num_tokens, 0)
 
-    def measure(self, is_backlogged: bool) -> None:
-        """Called now and then. `is_backlogged`: requests wait in the queue.
+    def measure(self) -> None:
+        """Called now and then.
 
-        While they do, the worker has all it can take and its speed is averaged. Without, it may be
-        half idle: then only a higher speed than the known one says something.
+        While the worker is full it is as fast as it gets, and its speed is averaged. Otherwise it
+        may be half idle: then only a higher speed than the known one says something.
         """
         now_s = self._clock()
         interval_s = now_s - self._measured_s
@@ -64,14 +68,14 @@ class Workload:
             return
         tokens = self._done_tokens()
         speed = (tokens - self._measured_tokens) / interval_s
-        was_backlogged = self._was_backlogged
+        is_full, was_full = self._is_full(), self._was_full
         self._measured_s, self._measured_tokens = now_s, tokens
-        self._was_backlogged = is_backlogged
+        self._was_full = is_full
         if speed <= 0:
             return
         if self._capacity is None:
             self._capacity = speed
-        elif is_backlogged and was_backlogged:
+        elif is_full and was_full:
             kept = math.exp(-interval_s / MEMORY_S)
             self._capacity = kept * self._capacity + (1 - kept) * speed
         else:
