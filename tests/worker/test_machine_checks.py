@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill_engine.kernels import build, prebuilt
 from tokenmill_worker import machine_checks
 from tokenmill_worker.machine_checks import check_machine
 
@@ -35,6 +36,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     monkeypatch.setenv("TOKENMILL_MODEL", str(model))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("TOKENMILL_KERNELS_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(machine_checks, "LOW_DISK_BYTES", 0)
     monkeypatch.setattr(machine_checks, "_has_gpu", lambda: False)
     return monkeypatch
@@ -104,6 +106,20 @@ def test_a_planted_fault_is_found_and_nothing_else(
 ) -> None:
     plant(healthy, tmp_path)
     assert found() == [expected]
+
+
+def test_prebuilt_kernels_do_without_a_compiler(
+    healthy: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    levels = prebuilt.levels_of(build._processor())
+    if not levels:
+        pytest.skip("nothing can be prebuilt for this processor")
+    no_compiler(healthy, tmp_path)
+    (tmp_path / "kernels").mkdir()
+    for source in Path(build.__file__).parent.glob("*.cpp"):
+        name = prebuilt.library_name(source.stem, levels[-1], build._source_key(source))
+        (tmp_path / "kernels" / name).touch()
+    assert found() == []
 
 
 def test_few_open_files(healthy: pytest.MonkeyPatch) -> None:

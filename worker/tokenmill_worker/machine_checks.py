@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from tokenmill.cli.doctor.finding import Finding
-from tokenmill_engine.kernels.build import COMPILERS
+from tokenmill_engine.kernels.build import COMPILERS, is_available
 
 from .errors import StartupError
 from .model_store import DEFAULT_MODEL, default_model_folder, is_complete, prepare_model
@@ -110,13 +110,13 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
 
 
 def check_kernels(settings: Settings) -> Iterator[Finding]:
-    if settings.kernels == "torch" or _has_gpu() or any(map(shutil.which, COMPILERS)):
+    if settings.kernels == "torch" or _has_gpu() or is_available():
         return
     yield Finding(
         severity="error" if settings.kernels == "native" else "warning",
         check="kernels",
-        problem="no C++ compiler: workers compute in plain torch, about half as fast",
-        evidence=f"none of {', '.join(COMPILERS)} on PATH",
+        problem="no kernels and no compiler: workers compute in plain torch, about half as fast",
+        evidence=f"none of {', '.join(COMPILERS)} on PATH, and nothing prebuilt for this processor",
         way_out="install g++, or accept it with TOKENMILL_KERNELS=torch",
     )
 

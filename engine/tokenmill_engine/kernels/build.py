@@ -59,6 +59,13 @@ def load_kernel(name: str) -> ctypes.CDLL:
         raise KernelUnavailable(f"the compiled {name} cannot be loaded") from error
 
 
+def is_available() -> bool:
+    """Whether there is a compiler, or all are prebuilt for this processor. Makes nothing."""
+    if any(map(shutil.which, COMPILERS)):
+        return True
+    return all(_prebuilt(source) for source in Path(__file__).parent.glob("*.cpp"))
+
+
 def compile_for(name: str, level: str, folder: Path) -> Path:
     """Compile a kernel for any processor of `level` and return the library's path.
 
