@@ -49,6 +49,7 @@ class PoolReading:
     delayed: int = 0
     dead_letters: int = 0
     memory_pressure: bool = False
+    is_paused: bool = False
     ends_per_s: float = 0.0
     last_speed: float | None = None
     classes: dict[str, ClassReading] = field(

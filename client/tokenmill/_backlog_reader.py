@@ -46,19 +46,22 @@ class _PartitionReader:
 
     def read(self) -> None:
         keys = self._keys
-        counters, maintenance, delayed, letters, flag, moment, workers, *streams = self._ask(
-            lambda p: p.hgetall(keys.counters),
-            lambda p: p.hmget(keys.maintenance, [RATE_FIELD, CAPACITY_FIELD]),
-            lambda p: p.zcard(keys.delayed),
-            lambda p: p.xlen(keys.dead_letters),
-            lambda p: p.get(keys.memory_flag),
-            lambda p: p.time(),
-            lambda p: p.xinfo_consumers(keys.ready(READY_CLASSES[0]), GROUP),
-            *(
-                question
-                for stream in keys.ready_streams.values()
-                for question in (_length(stream), _groups(stream))
-            ),
+        counters, maintenance, delayed, letters, flag, paused, moment, workers, *streams = (
+            self._ask(
+                lambda p: p.hgetall(keys.counters),
+                lambda p: p.hmget(keys.maintenance, [RATE_FIELD, CAPACITY_FIELD]),
+                lambda p: p.zcard(keys.delayed),
+                lambda p: p.xlen(keys.dead_letters),
+                lambda p: p.get(keys.memory_flag),
+                lambda p: p.hget(keys.pause, "since"),
+                lambda p: p.time(),
+                lambda p: p.xinfo_consumers(keys.ready(READY_CLASSES[0]), GROUP),
+                *(
+                    question
+                    for stream in keys.ready_streams.values()
+                    for question in (_length(stream), _groups(stream))
+                ),
+            )
         )
         pool, (rate, speed) = self._pool, maintenance
         pool.queued += int(counters.get("queued", 0))
@@ -68,6 +71,7 @@ class _PartitionReader:
         pool.delayed += delayed
         pool.dead_letters += letters
         pool.memory_pressure |= flag is not None
+        pool.is_paused |= paused is not None
         pool.ends_per_s += float(rate or 0)
         pool.last_speed = float(speed) if speed else pool.last_speed
         positions = [_Position.of(*pair) for pair in zip(streams[::2], streams[1::2], strict=True)]

@@ -139,6 +139,13 @@ def test_cards_say_what_is_left_and_leases_without_a_card_count_whole(queue: Que
     assert set(reading.cards) == {"one", "two"}
 
 
+def test_a_paused_queue_says_so(queue: Queue) -> None:
+    assert not read(queue).is_paused
+    queue.client.hset(queue.keys.pause, "since", queue.now_ms())
+
+    assert read(queue).is_paused
+
+
 def test_the_last_known_speed_outlives_the_workers(queue: Queue) -> None:
     queue.client.hset(queue.keys.maintenance, "capacity_tokens_per_s", "123.5")
 

@@ -91,6 +91,9 @@ class QueueCollector(Collector):
             "1: Redis is short of memory and requests are refused.",
             reading.memory_pressure,
         )
+        yield gauge(
+            "tokenmill_queue_paused", "1: an operator has stopped the queue.", reading.is_paused
+        )
         requests = self._family(
             "tokenmill_queue_requests",
             "Waiting requests by class: ready to be taken, or held until their tenant has room.",
