@@ -220,7 +220,7 @@ class _Call:
 
     def _sinks(self, otherwise: torch.Tensor) -> torch.Tensor:
         """A kernel without sinks still wants a pointer."""
-        return otherwise if self.rule.sinks is None else self.rule.sinks.detach()
+        return otherwise if self.rule.sinks is None else self.rule.sinks.detach().contiguous()
 
 
 def load_triton_kernels() -> ModuleType:

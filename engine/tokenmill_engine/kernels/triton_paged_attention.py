@@ -78,29 +78,14 @@ def attend(
     kv_head = tl.program_id(1).to(tl.int64)
     head = kv_head * GROUPS + tl.arange(0, ROWS) % GROUPS
     queries = _gather(query, row * query_row + head * query_head, real, KEY_DIM, KEY_PADDED)
-    table = block_ids + tl.load(sequences + sequence * 4 + 3)
-    maximum = tl.full([ROWS], MINUS_INFINITY, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    weighted = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    for start in range(low // KEYS * KEYS, high, KEYS):
-        slot = start + tl.arange(0, KEYS)
-        present = (slot >= low) & (slot < high)
-        block = tl.load(table + slot // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
-        offset = slot % BLOCK_SIZE
-        place = block * key_block + offset * key_slot + kv_head * key_kv_head
-        keys = _gather(key_cache, place, present, KEY_DIM, KEY_PADDED).to(queries.dtype)
-        scores = _product(queries, keys.T, None, PRECISION, UPCAST) * scaling
-        if HAS_SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))  # tanh
-        seen = _sees(position, slot, WINDOW, CHUNK) & real[:, None] & present[None, :]
-        scores = tl.where(seen, scores * LOG2_E, MINUS_INFINITY)
-        maximum, scale, base = _raise(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - base[:, None])
-        total = total * scale + tl.sum(weights, 1)
-        place = block * value_block + offset * value_slot + kv_head * value_kv_head
-        values = _gather(value_cache, place, present, VALUE_DIM, VALUE_PADDED).to(queries.dtype)
-        weighted = weighted * scale[:, None]
-        weighted = _product(weights.to(queries.dtype), values, weighted, PRECISION, UPCAST)
+    maximum, total, weighted = _walk_keys(
+        queries, position, real, low, high,
+        block_ids + tl.load(sequences + sequence * 4 + 3),
+        key_cache + kv_head * key_kv_head, value_cache + kv_head * value_kv_head,
+        key_block, key_slot, value_block, value_slot, scaling, softcap,
+        BLOCK_SIZE, KEY_DIM, KEY_PADDED, VALUE_DIM, VALUE_PADDED, ROWS, KEYS,
+        WINDOW, CHUNK, HAS_SOFTCAP, PRECISION, UPCAST,
+    )  # fmt: skip
     part = tl.load(item + 3)
     if part >= 0:
         place = part.to(tl.int64) * NUM_HEADS + head
@@ -111,6 +96,42 @@ def attend(
             total, weighted = _with_sinks(sinks + head, real, maximum, total, weighted)
         place = (row * NUM_HEADS + head) * VALUE_DIM
         _scatter(output, place, _mean(total, weighted), real, VALUE_DIM, VALUE_PADDED)
+
+
+@triton.jit
+def _walk_keys(
+    queries, position, real, low, high,
+    block_ids, key_cache, value_cache,
+    key_block, key_slot, value_block, value_slot, scaling, softcap,
+    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Of one KV head -> maximum and sum `[ROWS]`, weighted values `[ROWS, VALUE_PADDED]`."""
+    maximum = tl.full([ROWS], MINUS_INFINITY, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+    for start in range(low // KEYS * KEYS, high, KEYS):
+        slot = start + tl.arange(0, KEYS)
+        present = (slot >= low) & (slot < high)
+        block = tl.load(block_ids + slot // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+        offset = slot % BLOCK_SIZE
+        place = block * key_block + offset * key_slot
+        keys = _gather(key_cache, place, present, KEY_DIM, KEY_PADDED).to(queries.dtype)
+        scores = _product(queries, keys.T, None, PRECISION, UPCAST) * scaling
+        if HAS_SOFTCAP:
+            scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))  # tanh
+        seen = _sees(position, slot, WINDOW, CHUNK) & real[:, None] & present[None, :]
+        scores = tl.where(seen, scores * LOG2_E, MINUS_INFINITY)
+        maximum, scale, base = _raise(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - base[:, None])
+        total = total * scale + tl.sum(weights, 1)
+        place = block * value_block + offset * value_slot
+        values = _gather(value_cache, place, present, VALUE_DIM, VALUE_PADDED).to(queries.dtype)
+        weighted = weighted * scale[:, None]
+        weighted = _product(weights.to(queries.dtype), values, weighted, PRECISION, UPCAST)
+    return maximum, total, weighted
 
 
 @triton.jit

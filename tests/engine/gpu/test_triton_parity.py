@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the dev extra brings triton on Linux")
 from support_paged import CHOICES, TOLERANCES, CaseRun, pairs_of, random_case
 
 NUM_CASES = 240
-NUM_FAST = 12
+NUM_FAST = 8
 
 
 def seeds() -> list[object]:
