@@ -84,6 +84,12 @@ def test_the_healthy_pool_raises_no_alarm(scraped: Prometheus) -> None:
     assert scraped.query('ALERTS{alertstate="firing"}') == []
 
 
+def test_the_exporter_counts_the_workers_by_their_state(scraped: Prometheus) -> None:
+    found = scraped.query("tokenmill_queue_workers")
+    counts = {each["metric"]["state"]: int(each["value"][1]) for each in found}
+    assert counts == {"loading": 0, "ready": 2, "draining": 0}
+
+
 def test_recorded_series_are_there(scraped: Prometheus) -> None:
     for name in ("tokenmill:generation_tokens:rate1m", "tokenmill:failed_requests:ratio5m"):
         eventually(lambda name=name: scraped.query(name))
