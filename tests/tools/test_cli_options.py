@@ -21,7 +21,7 @@ from tokenmill.cli.options import given, request_options, sampling_options
 
 COMMANDS_OF_THE_CLIENT = [
     "generate", "chat", "submit", "stream", "status", "explain", "result", "cancel", "queue",
-    "tenant", "dlq",
+    "top", "doctor", "tenant", "dlq",
 ]  # fmt: skip
 
 
