@@ -36,6 +36,7 @@ def test_equals_attention_by_definition(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(0, NUM_CASES, 5))
 def test_a_sequence_alone_in_other_blocks_has_the_same_bits(seed: int) -> None:
     run = CaseRun(random_case(seed))
