@@ -191,7 +191,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a pause that loses what was read": (
         ("lease", "      push(id, ready)\n      return", "      return"),
     ),
-    "a move that keeps the old window": (("move", "  leave_window(id, class, tenant)\n  enter", "  enter"),),
+    "a move that keeps the old window": (
+        ("move", "  leave_window(id, class, tenant)\n  enter", "  enter"),
+    ),
     "a move that stays in the old line": (
         ("move", "    redis.call('LREM', backlog_key(share_of(class, tenant)), 1, id)\n", ""),
     ),
