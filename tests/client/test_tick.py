@@ -178,6 +178,17 @@ def test_consumers_without_work_are_removed_and_others_are_kept(queue):
     assert queue.client.xlen(queue.keys.ready("r")) + queue.client.zcard(queue.keys.delayed) > 0
 
 
+def test_a_consumer_that_has_a_card_is_kept_however_idle(queue):
+    for worker in ("waits", "gone"):
+        queue.client.xgroup_createconsumer(queue.keys.ready("r"), GROUP, worker)
+    queue.client.set(queue.keys.worker_card("waits"), "{}")
+    give_up_at = time.monotonic() + 10
+    while queue.tick(lease_ms=20, max_attempts=1000, max_strikes=1000).consumers == 0:
+        assert time.monotonic() < give_up_at
+    left = queue.client.xinfo_consumers(queue.keys.ready("r"), GROUP)
+    assert [consumer["name"] for consumer in left] == ["waits"]
+
+
 def test_old_dead_letters_go(queue):
     queue.leased()
     queue.lose_worker()

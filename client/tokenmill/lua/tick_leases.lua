@@ -140,7 +140,9 @@ local function remove_consumers(ready)
   if consumers.err then return end
   for _, flat in ipairs(consumers) do
     local consumer = fields_of(flat)
-    if consumer.pending == 0 and consumer.idle > 10 * options.lease_ms then
+    -- Up to Redis 7.0 a consumer that waits in vain for entries counts as idle, too: its card tells.
+    if consumer.pending == 0 and consumer.idle > 10 * options.lease_ms
+        and redis.call('EXISTS', prefix .. 'w:' .. consumer.name) == 0 then
       redis.call('XGROUP', 'DELCONSUMER', ready_key(ready), GROUP, consumer.name)
       count('consumers')
     end
