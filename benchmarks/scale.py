@@ -115,7 +115,7 @@ def _whole_plan() -> list[Scenario]:
         # More streams take longer steps, as on a machine that is full anyway.
         *(
             replace(
-                streams, streams=n, step_ms=max(250, n / 8), tokens=max(10, min(40, 81920 // n))
+                streams, streams=n, step_ms=max(250, 0.36 * n), tokens=max(10, min(40, 81920 // n))
             )
             for n in (64, 256, 1024, 4096, 16_384)
         ),
