@@ -6,7 +6,6 @@ The tokens are those that `draw.py` chooses for the same logits, up to the last 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Sequence
 
@@ -77,6 +76,7 @@ def choose_on_device(
     return sample_on_device(logits, settings)
 
 
-def can_choose_on(device: torch.device) -> bool:
-    """Whether the kernel runs there."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+def warm_up(device: torch.device, vocab_size: int) -> None:
+    """Compile the kernel before a request waits for it."""
+    settings = torch.zeros(NUM_SETTINGS, 1, dtype=torch.int64, device=device)
+    sample_on_device(torch.zeros(1, vocab_size, device=device), settings)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from .config import EngineConfig, SchedulerConfig
-from .device_sampling import can_choose_on, choose_on_device
 from .draw import NO_TOKEN
 from .errors import DuplicateRequest
 from .generation_defaults import GenerationDefaults
+from .graph_choice import choose_sampling
 from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
 from .kv_cache_manager import KVCacheManager
 from .model_loader import load_runner
@@ -23,7 +23,7 @@ from .model_runner import ModelRunner
 from .out_of_memory import is_out_of_memory
 from .outputs import EngineStats, ModelRunnerOutput, RequestOutput, SampledToken, SchedulerOutput
 from .request import FinishReason, Request
-from .sampler import Sampler, choose_by_torch
+from .sampler import Sampler
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence_text import SequenceText
@@ -104,13 +104,12 @@ class LLMEngine:
         )
         for note in (*facts.notes, *defaults.notes):
             logger.warning("%s", note)
-        on_device = config.kernels != "torch" and can_choose_on(facts.device)
         return cls(
             runner,
             Sampler(
                 rules=defaults.rules,
                 encode_bad_words=tokenizer.bad_word_ids,
-                choose=choose_on_device if on_device else choose_by_torch,
+                choose=choose_sampling(runner, facts.vocab_size),
             ),
             Scheduler(scheduler_config, kv),
             tokenizer=tokenizer,

@@ -151,7 +151,8 @@ def _draw(
     return _invert(row, vocab, peak, temperature, kept, target, BLOCK)
 
 
-@triton.jit
+# With a compilation of its own for 1 and for multiples of 16, each batch size might compile anew.
+@triton.jit(do_not_specialize=["settings_row"])
 def sample(
     logits, logits_row, vocab, settings, settings_row,
     token_ids, BLOCK: tl.constexpr,

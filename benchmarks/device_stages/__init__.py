@@ -1,0 +1,1 @@
+"""The stages of `benchmarks.device_check`."""
