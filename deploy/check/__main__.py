@@ -105,7 +105,7 @@ class Check:
         self._stack.compose("up", "--detach", "--no-deps", "exporter")
         (container,) = self._stack.await_healthy(1, "exporter")
         told = json.loads(_get(container, "http://127.0.0.1:9400/scaling"))
-        expect(told["workers"] == 3, f"as the metrics user it counts three workers: {told}")
+        expect(told["workers"] == 3, f"as the metrics user it counts 3 workers: {told['workers']}")
         expect(told["backlog_seconds"] == 0, "and no work, now that all have ended")
         expect(told["tokens_per_s_is_measured"], f"speed of a worker: {told['tokens_per_s']:.0f}/s")
         found = docker("exec", container, "python", "-c", ADDRESSES)
