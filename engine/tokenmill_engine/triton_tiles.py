@@ -80,7 +80,10 @@ def prompt_tile(shape: CallShape) -> Tile:
         return Tile(least, 16, num_warps=4)
     rows, keys = {512: (32, 16), 256: (64, 32)}.get(width, (64, 64))
     rows = max(least, rows)
-    return Tile(rows, keys, num_warps=4 if rows * width <= 64 * 64 else 8)
+    dims = shape.dim_constants
+    # Latent attention: with 8 warps the compiler spills for sm_80.
+    wide_keys = dims["KEY_PADDED"] > dims["VALUE_PADDED"]
+    return Tile(rows, keys, num_warps=4 if wide_keys or rows * width <= 64 * 64 else 8)
 
 
 def attend_constants(
