@@ -18,7 +18,7 @@ from .generation_defaults import GenerationDefaults
 from .graph_choice import choose_sampling
 from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
 from .kv_cache_manager import KVCacheManager
-from .model_loader import load_runner
+from .model_loader import ModelFacts, load_runner
 from .model_runner import ModelRunner
 from .out_of_memory import is_out_of_memory
 from .outputs import EngineStats, ModelRunnerOutput, RequestOutput, SampledToken, SchedulerOutput
@@ -91,14 +91,6 @@ class LLMEngine:
         kv = KVCacheManager(
             facts.num_blocks, facts.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
-        scheduler_config = SchedulerConfig(
-            max_num_seqs=facts.max_num_seqs,
-            max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_model_len=facts.max_model_len,
-            policy=config.scheduling_policy,
-            itl_target_ms=config.itl_target_ms,
-            rope_switch_tokens=facts.rope_switch_tokens,
-        )
         defaults = GenerationDefaults.from_model(
             runner.model.generation_config, runner.model.config, tokenizer.eos_token_id
         )
@@ -111,7 +103,7 @@ class LLMEngine:
                 encode_bad_words=tokenizer.bad_word_ids,
                 choose=choose_sampling(runner, facts.vocab_size),
             ),
-            Scheduler(scheduler_config, kv),
+            Scheduler(_scheduler_config(config, facts), kv),
             tokenizer=tokenizer,
             defaults=defaults,
             vocab_size=facts.vocab_size,
@@ -234,6 +226,17 @@ class LLMEngine:
     def check_invariants(self) -> None:
         """Raises AssertionError if the books disagree."""
         self.scheduler.check_invariants()
+
+
+def _scheduler_config(config: EngineConfig, facts: ModelFacts) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        policy=config.scheduling_policy,
+        itl_target_ms=config.itl_target_ms,
+        rope_switch_tokens=facts.rope_switch_tokens,
+    )
 
 
 def derive_seed(engine_seed: int, request_id: str) -> int:
