@@ -115,8 +115,7 @@ def test_every_counter_is_what_the_clients_saw(
             with pytest.raises(RequestFailed):
                 client.generate("x", model="another", request_id=f"refused-{number}")
         attempts = sum(
-            client.status(request_id).attempts
-            for request_id in [*(c.id for c in done), *cancelled]
+            client.status(request_id).attempts for request_id in [*(c.id for c in done), *cancelled]
         )
     eventually(lambda: scraper.scrape()["vllm:request_success_total", "abort"] == len(cancelled))
     eventually(lambda: scraper.scrape()["vllm:num_requests_running", ""] == 0)
