@@ -35,6 +35,8 @@ _LOWEST = -28.0  # exp(-28) * 2**40 is below 1
 _NUM_LANES = 768  # of which the largest entries are known
 _NUCLEUS = 512  # tokens that a nucleus rarely exceeds
 _FEW = 0.25  # share of the vocabulary up to which picking entries pays
+_SAMPLE_STEP = 16  # every so many entries tell about how large that share is
+_RUN = 256  # shares that are added up at once
 
 
 class DrawSettings(NamedTuple):
@@ -101,7 +103,6 @@ class _RowDrawer:
     def __init__(self, vocab: int) -> None:
         self._floats = torch.empty(vocab)
         self._shares = torch.empty(vocab, dtype=torch.int64)
-        self._sums = np.empty(vocab, np.int64)
 
     def __call__(self, scaled: FloatArray, row: DrawSettings, uniform: float) -> int:
         """The token of one row [V] of scaled logits."""
@@ -111,10 +112,7 @@ class _RowDrawer:
             where = np.flatnonzero(kept >= self._nucleus_floor(kept, shares, row.top_p))
             token_ids = where if token_ids is None else token_ids[where]
             shares = shares[where]
-        sums = np.cumsum(shares, out=self._sums[: len(shares)])
-        total = int(sums[-1])
-        target = min(int(uniform * total), total - 1)  # the product may round up to the total
-        place = int(sums.searchsorted(target, side="right"))
+        place = _invert(shares, uniform)
         return place if token_ids is None else int(token_ids[place])
 
     def _shares_of(self, scaled: FloatArray) -> IntArray:
@@ -140,6 +138,19 @@ class _RowDrawer:
         return floor
 
 
+def _invert(shares: IntArray, uniform: float) -> int:
+    """The first entry whose cumulative share exceeds uniform × total."""
+    # Sums of runs first, then the sums within one run: a list of all sums takes twice as long.
+    whole = len(shares) // _RUN * _RUN
+    sums = shares[:whole].reshape(-1, _RUN).sum(1).cumsum()
+    total = int(shares[whole:].sum()) + (int(sums[-1]) if whole else 0)
+    target = min(int(uniform * total), total - 1)  # the product may round up to the total
+    run = int(sums.searchsorted(target, side="right"))
+    within = shares[run * _RUN : (run + 1) * _RUN].cumsum()
+    before = int(sums[run - 1]) if run else 0
+    return run * _RUN + int(within.searchsorted(target - before, side="right"))
+
+
 def _keep_likely(scaled: FloatArray, row: DrawSettings) -> tuple[IntArray | None, FloatArray]:
     """What min-p and top-k keep, mostly without the tokens whose share is zero.
 
@@ -149,10 +160,10 @@ def _keep_likely(scaled: FloatArray, row: DrawSettings) -> tuple[IntArray | None
     top_k = row.top_k if row.top_k < len(scaled) else 0
     if top_k:
         floor = max(floor, _bound_of_largest(scaled, top_k))
-    likely = scaled >= floor
-    if not (row.min_p or top_k) and np.count_nonzero(likely) > _FEW * len(scaled):
+    sample = scaled[::_SAMPLE_STEP] >= floor
+    if not (row.min_p or top_k) and np.count_nonzero(sample) > _FEW * len(sample):
         return None, scaled
-    token_ids = np.flatnonzero(likely)
+    token_ids = np.flatnonzero(scaled >= floor)
     kept = scaled[token_ids]
     surplus = len(kept) - top_k
     if top_k and surplus > 0:
