@@ -13,7 +13,7 @@ from support_tokenizers import byte_level_bpe
 
 #: A step of 2000 rows has several activations of 125 MiB each, one of 250 rows of 16 MiB.
 WIDE = {"intermediate_size": 16_384, "num_hidden_layers": 2, "max_position_embeddings": 1024}
-ROOM_BYTES = 100 * 2**20
+ROOM_BYTES = 40 * 2**20
 
 PROGRAM = """
 import json, random, resource, sys
