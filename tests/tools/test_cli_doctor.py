@@ -211,7 +211,7 @@ def test_a_user_with_too_few_rights(tmp_path: Path) -> None:
 
 @contextmanager
 def busy(url: str) -> Iterator[None]:
-    """Somebody's script holds the server for some 20 ms at a time."""
+    """Somebody's scripts hold the server for some 20 ms at a time, with the next ones queued."""
     script = "local sum = 0 for i = 1, 2000000 do sum = sum + i end return sum"
     stop = threading.Event()
 
@@ -220,13 +220,15 @@ def busy(url: str) -> Iterator[None]:
             while not stop.is_set():
                 client.eval(script, 0)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_server_that_answers_slowly(clinic: Clinic) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -69,41 +71,51 @@ def test_a_wedged_engine(pool: Pool) -> None:
     assert second["w"].startswith("two-")
 
 
-def test_a_loop_that_hangs_with_the_interpreters_lock() -> None:
-    """Nothing written in Python can notice: a loop inside of `sum` keeps the lock."""
-    code = """
-import asyncio
-from tokenmill_worker.watchdog import Watchdog
-
-async def main():
-    watch = asyncio.create_task(Watchdog(lambda: 0.0, 1.0).run())
-    await asyncio.sleep(0)
-    hold_everything()
-
-def hold_everything():
-    sum(range(10**13))
-
-asyncio.run(main())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "in hold_everything" in done.stderr
-
-
-def test_the_timer_is_taken_down_with_the_watchdog() -> None:
-    code = """
+def run_watched(main: str, *, limit_s: float) -> subprocess.Popen[str]:
+    """A process whose event loop does `main` while a watchdog watches it."""
+    code = f"""
 import asyncio, contextlib, time
 from tokenmill_worker.watchdog import Watchdog
 
+def hold_everything():
+    time.sleep(1000)
+
 async def main():
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(Watchdog(lambda: 0.0, 0.5).run(), 0.2)
+    watch = asyncio.create_task(Watchdog(lambda: 0.0, {limit_s}).run())
+    await asyncio.sleep(0)
+    {main}
 
 asyncio.run(main())
-time.sleep(1.0)
 """
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), check=False)
-    assert done.returncode == 0
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=clean_environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_loop_that_hangs() -> None:
+    process = run_watched("hold_everything()", limit_s=1.0)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == os.EX_SOFTWARE
+    assert "in hold_everything" in stderr
+
+
+def test_who_was_stopped_has_not_hung() -> None:
+    """Longer than the limit, and in the middle of a round of the loop."""
+    process = run_watched(
+        "print('up', flush=True); await asyncio.to_thread(input); await asyncio.sleep(1.5)",
+        limit_s=1.0,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3.0)  # the time in which nothing must happen is what is tested
+    process.send_signal(signal.SIGCONT)
+    _, stderr = process.communicate("go on\n", timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+
+
+def test_the_watch_ends_with_its_task() -> None:
+    process = run_watched("watch.cancel(); await asyncio.sleep(0); time.sleep(1.0)", limit_s=0.5)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")

@@ -139,6 +139,7 @@ class Consumer:
         with self.places.reserved(min(room, len(entries))):
             await self._take(entries[:room])
         for lease in await self._lease(entries[room:]):
+            self.metrics.leases.inc()
             call = self.calls.hand_over(lease.request_id, lease.fence, reason="no_room")
             await self.retrier.until_answered("release", partial(arun, self.redis, call))
 
