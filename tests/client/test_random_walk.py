@@ -35,6 +35,9 @@ EXPECTED_OUTCOMES = {
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "redis_backend", ["valkey", pytest.param("fakeredis", marks=pytest.mark.slow)], indirect=True
+)
 def test_no_walk_finds_a_violation(redis_client):
     outcomes: Counter[str] = Counter()
     for seed in range(NUM_SEEDS):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support_models import tiny_config, tiny_model
 from support_tokenizers import byte_level_bpe
 
@@ -37,6 +39,7 @@ print(json.dumps([alone, together, stats.oom_retries_total, stats.isolated_failu
 """
 
 
+@pytest.mark.slow
 def test_smaller_steps_fit_and_say_the_same(tmp_path: Path) -> None:
     tiny_model(**tiny_config(vocab_size=420, **WIDE)).save_pretrained(tmp_path)
     byte_level_bpe()._hf.save_pretrained(tmp_path)
