@@ -124,7 +124,9 @@ def pause(walk: Walk) -> None:
 def move(walk: Walk) -> None:
     """Some of all, whatever their state, and one that nobody knows."""
     known = [*walk.snapshot.records]
-    ids = [*walk.random.sample(known, k=min(len(known), 3)), "no such"]
+    held = [name for name in known if walk.snapshot.records[name]["state"] == "held"]
+    some = [*walk.random.sample(known, k=min(len(known), 3)), *held[:1], "no such"]
+    ids = list(dict.fromkeys(some))
     to = walk.random.choice("012")
     codes = walk.call(walk.operator.move(ids, to))
     after = walk.take().records
