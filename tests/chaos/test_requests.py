@@ -184,12 +184,13 @@ def test_leasestorm(make_rig: MakeRig) -> None:
 def test_enqueuestorm(make_rig: MakeRig) -> None:
     """More than the queue takes: each refusal says when to come back, and whoever does gets in."""
     rig = make_rig()
-    policy = QueuePolicy(lease_ms=POLICY.lease_ms, max_queued=60, max_queued_per_tenant=30)
+    policy = QueuePolicy(lease_ms=POLICY.lease_ms, max_queued=60, max_queued_per_tenant=20)
     rig.start("first", "second", max_queued=60)
     audience = rig.tasks(policy=policy)
-    # Every other one is of the same tenant, who meets a limit of his own.
+    # Every other one is of the same tenant, who meets a limit of his own before all together, four
+    # others and he, meet theirs.
     left = [
-        replace(request, tenant="greedy") if number % 2 else request
+        replace(request, tenant="greedy" if number % 2 else f"tenant-{number % 8}")
         for number, request in enumerate(requests(200, 10))
     ]
     codes: set[str] = set()
