@@ -32,7 +32,7 @@ class Phases:
     @property
     def seconds(self) -> float:
         """Since the process began."""
-        return round(time.monotonic() - self._began_s, 2)
+        return time.monotonic() - self._began_s
 
     @property
     def durations_s(self) -> dict[str, float]:

@@ -103,7 +103,7 @@ class Worker:
             extra=fields(
                 model=identity.model_names[0],
                 worker=self.id,
-                seconds=phases.seconds,
+                seconds=round(phases.seconds, 2),
                 metrics=self._address,
             ),
         )
