@@ -1,8 +1,8 @@
-"""What a fused module runs in place of its own forward: native products with what surrounds them.
+"""What a fused module runs in place of its own forward: products with what surrounds them.
 
-Each recognises its pattern by structure, in any architecture; whether the result is the same is for
-`fusion.py` to check. What attends falls back to the module's own forward outside the engine's step,
-as in the self-test.
+What computes them belongs to the device (`fused_operations.py`). Each recognises its pattern by
+structure, in any architecture; whether the result is the same is for `fusion.py` to check. What
+attends falls back to the module's own forward outside the engine's step, as in the self-test.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from torch import nn
 from torch.nn import functional
 
 from .attention import AttentionRule, AttentionSpec, CallKey, ForwardContext, current_context
-from .linear_kernel import DTYPES, GELU_TANH, SILU, Norm, PackedWeight, normalise
-from .native_attention import HeadPreparation, NativePagedAttention
+from .fused_operations import (
+    ACTIVATIONS,
+    HeadPreparation,
+    Norm,
+    Operations,
+    PreparingBackend,
+    Product,
+)
 
 Forward = Callable[..., Any]
 
 
 class PackedPart(nn.Module):
-    """One of the `nn.Linear` that a `PackedWeight` holds, for forwards that are not fused."""
+    """One of the `nn.Linear` that a `Product` holds, for forwards that are not fused."""
 
     bias: torch.Tensor | None
 
-    def __init__(self, linear: nn.Linear, packed: PackedWeight, number: int, first: int) -> None:
+    def __init__(self, linear: nn.Linear, packed: Product, number: int, first: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = None if linear.bias is None else linear.bias.detach()
@@ -47,43 +53,46 @@ class PackedPart(nn.Module):
 class FusedNorm:
     """RMS normalisation."""
 
-    def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: nn.Module, norm: Norm, dtype: torch.dtype, operations: Operations
+    ) -> None:
         self.norm = norm
         self._own: Forward = module.forward
-        self._dtype = dtype
+        self._dtype, self._operations = dtype, operations
 
     @classmethod
-    def variants(cls, module: nn.Module) -> Iterator[FusedNorm]:
+    def variants(cls, module: nn.Module, operations: Operations) -> Iterator[FusedNorm]:
         """Architectures differ in when they round, and in whether the weight counts from 1."""
         parameters = dict(module.named_parameters())
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         weight = parameters.get("weight")
         if weight is None or len(parameters) > 1 or not isinstance(epsilon, float):
             return
-        if weight.dim() != 1 or weight.dtype not in DTYPES:
+        if weight.dim() != 1 or weight.dtype not in operations.dtypes:
             return
         plain = weight.detach().float().contiguous()
         for norm in (Norm(plain, epsilon, True), Norm(plain, epsilon, False)):
-            yield cls(module, norm, weight.dtype)
-        yield cls(module, Norm(1.0 + plain, epsilon, False), weight.dtype)
+            yield cls(module, norm, weight.dtype, operations)
+        yield cls(module, Norm(1.0 + plain, epsilon, False), weight.dtype, operations)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(x, torch.Tensor) or x.dtype != self._dtype:
             return self._own(*args, **kwargs)
-        return normalise(x.reshape(-1, x.shape[-1]), self.norm).view(x.shape)
+        rows = x.reshape(-1, x.shape[-1])
+        return self._operations.normalise(rows, self.norm).view(x.shape)
 
 
 class FusedMLP:
     """`down(act(gate(x)) · up(x))` in two products."""
 
-    def __init__(self, module: nn.Module, gate: int) -> None:
+    def __init__(self, module: nn.Module, gate: int, operations: Operations) -> None:
         self._own: Forward = module.forward
         pair = [getattr(module, name) for name in ("gate_proj", "up_proj")]
         down = module.down_proj
         assert isinstance(down, nn.Linear)
-        self._gate_up = PackedWeight([linear.weight for linear in pair], gate=gate)
-        self._down = PackedWeight([down.weight], bias=down.bias)
+        self._gate_up = operations.product([linear.weight for linear in pair], gate=gate)
+        self._down = operations.product([down.weight], bias=down.bias)
         self.parts = {
             "gate_proj": PackedPart(pair[0], self._gate_up, 0, 0),
             "up_proj": PackedPart(pair[1], self._gate_up, 1, 0),
@@ -91,14 +100,14 @@ class FusedMLP:
         }
 
     @classmethod
-    def of(cls, module: nn.Module) -> FusedMLP | None:
+    def of(cls, module: nn.Module, operations: Operations) -> FusedMLP | None:
         linears = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
         if not all(type(linear) is nn.Linear for linear in linears):
             return None
         if any(linear.bias is not None for linear in linears[:2] if linear is not None):
             return None
-        gate = _gate_kind(getattr(module, "act_fn", None))
-        return None if gate is None else cls(module, gate)
+        gate = _gate_kind(getattr(module, "act_fn", None), operations)
+        return None if gate is None else cls(module, gate, operations)
 
     def apply(
         self,
@@ -107,7 +116,7 @@ class FusedMLP:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `[T, K]` to `[T, K]`."""
+        """Rows `[T, K]` to `[T, K]`; the result may take the residual's memory."""
         return self._down.multiply(self._gate_up.multiply(x, norm=norm), residual=residual)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,14 +126,13 @@ class FusedMLP:
         return self.apply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self._down.outputs)
 
 
-def _gate_kind(activation: object) -> int | None:
+def _gate_kind(activation: object, operations: Operations) -> int | None:
     if not callable(activation):
         return None
     x = torch.linspace(-8, 8, 101)
-    if torch.allclose(activation(x), functional.silu(x), atol=1e-6):
-        return SILU
-    if torch.allclose(activation(x), functional.gelu(x, approximate="tanh"), atol=1e-6):
-        return GELU_TANH
+    for gate in operations.gates:
+        if torch.allclose(activation(x), ACTIVATIONS[gate](x), atol=1e-6):
+            return gate
     return None
 
 
@@ -144,7 +152,8 @@ class FusedAttention:
         self,
         module: nn.Module,
         call: AttentionCall,
-        backend: NativePagedAttention,
+        backend: PreparingBackend,
+        operations: Operations,
         *,
         rotates: bool,
         norms: tuple[Norm | None, Norm | None],
@@ -155,8 +164,10 @@ class FusedAttention:
         linears = [getattr(module, name) for name in names]
         out = module.o_proj
         assert isinstance(out, nn.Linear)
-        self._qkv = PackedWeight([linear.weight for linear in linears], bias=_joined_bias(linears))
-        self._out = PackedWeight([out.weight], bias=out.bias)
+        self._qkv = operations.product(
+            [linear.weight for linear in linears], bias=_joined_bias(linears)
+        )
+        self.out = operations.product([out.weight], bias=out.bias)
         widths = [linear.out_features for linear in linears]
         firsts = (0, widths[0], widths[0] + widths[1])
         self._num_heads = widths[0] // call.spec.key_dim
@@ -164,7 +175,7 @@ class FusedAttention:
             name: PackedPart(linear, self._qkv, 0, first)
             for name, linear, first in zip(names, linears, firsts, strict=True)
         }
-        self.parts["o_proj"] = PackedPart(out, self._out, 0, 0)
+        self.parts["o_proj"] = PackedPart(out, self.out, 0, 0)
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -176,7 +187,7 @@ class FusedAttention:
         context = current_context()
         if context is None or context.backend is not self._backend:
             return None
-        if not isinstance(x, torch.Tensor) or x.dtype != self._out.dtype:
+        if not isinstance(x, torch.Tensor) or x.dtype != self.out.dtype:
             return None
         if not isinstance(rotary, tuple) or len(rotary) != 2:
             return None
@@ -189,16 +200,15 @@ class FusedAttention:
         rows_match = table.dim() == x.dim() == 3 and table.shape[:2] == x.shape[:2]
         return rows_match and len(x) == 1 and table.shape[2] <= self._call.spec.key_dim
 
-    def apply(
+    def attend(
         self,
         x: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         context: ForwardContext,
         *,
         norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `[T, K]`, cos and sin `[1, T, R]`, to `[T, K]`."""
+        """Rows `[T, K]`, cos and sin `[1, T, R]`, to what `out` takes."""
         spec, heads = self._call.spec, self._num_heads
         qkv = self._qkv.multiply(x, norm=norm)
         rows, keys = len(qkv), heads * spec.key_dim
@@ -215,7 +225,7 @@ class FusedAttention:
             self._call.rule,
             heads=HeadPreparation(cos, sin, *self._norms),
         )
-        return self._out.multiply(attended.view(rows, -1), residual=residual)
+        return attended.view(rows, -1)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = args
@@ -225,7 +235,7 @@ class FusedAttention:
         context = None if args else self.ready(x, rotary)
         if context is None or x is None or rotary is None:
             return self._own(*given, **kwargs)
-        return self.apply(x[0], rotary, context).unsqueeze(0), None
+        return self.out.multiply(self.attend(x[0], rotary, context)).unsqueeze(0), None
 
 
 def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
@@ -233,7 +243,9 @@ def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
         return None
     return torch.cat(
         [
-            torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+            linear.weight.new_zeros(linear.out_features)
+            if linear.bias is None
+            else linear.bias.detach()
             for linear in linears
         ]
     )
@@ -243,13 +255,19 @@ class FusedLayer:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`: no pass of its own for norms and sums."""
 
     def __init__(
-        self, module: nn.Module, norms: tuple[Norm, Norm], attention: FusedAttention, mlp: FusedMLP
+        self,
+        module: nn.Module,
+        norms: tuple[Norm, Norm],
+        attention: FusedAttention,
+        mlp: FusedMLP,
+        operations: Operations,
     ) -> None:
         self._own: Forward = module.forward
         self._norms, self._attention, self._mlp = norms, attention, mlp
+        self._operations = operations
 
     @classmethod
-    def of(cls, module: nn.Module) -> FusedLayer | None:
+    def of(cls, module: nn.Module, operations: Operations) -> FusedLayer | None:
         """Of a layer whose parts are fused already."""
         names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
         parts = [getattr(getattr(module, name, None), "forward", None) for name in names]
@@ -258,7 +276,7 @@ class FusedLayer:
             return None
         if not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)):
             return None
-        return cls(module, (before.norm, between.norm), attention, mlp)
+        return cls(module, (before.norm, between.norm), attention, mlp, operations)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         rotary = kwargs.get("position_embeddings")
@@ -266,5 +284,8 @@ class FusedLayer:
         if context is None or rotary is None:
             return self._own(hidden_states, *args, **kwargs)
         x = hidden_states[0]
-        x = self._attention.apply(x, rotary, context, norm=self._norms[0], residual=x)
-        return self._mlp.apply(x, norm=self._norms[1], residual=x).unsqueeze(0)
+        attended = self._attention.attend(x, rotary, context, norm=self._norms[0])
+        total, rows, norm = self._operations.add_product(
+            self._attention.out, attended, x, self._norms[1]
+        )
+        return self._mlp.apply(rows, norm=norm, residual=total).unsqueeze(0)

@@ -28,9 +28,8 @@ from .attention import (
     forward_context,
 )
 from .fused_modules import AttentionCall, Forward, FusedAttention, FusedLayer, FusedMLP, FusedNorm
+from .fused_operations import Norm, Operations, PreparingBackend
 from .kv_cache import allocate_kv_cache
-from .linear_kernel import Norm
-from .native_attention import NativePagedAttention
 from .outputs import ScheduledRequest, SchedulerOutput
 from .packed_linear import TOLERANCES
 from .probe import switch_attention
@@ -55,7 +54,7 @@ class _Record:
 class _Recorder:
     """An `AttentionBackend` that notes which calls reach it."""
 
-    backend: NativePagedAttention
+    backend: PreparingBackend
     keys: Mapping[int, CallKey]  # by address of the K of a call's cache
     calls: list[tuple[CallKey, AttentionRule]] = field(default_factory=list)
 
@@ -79,26 +78,29 @@ class _Recorder:
 
 @torch.inference_mode()
 def fuse_modules(
-    model: PreTrainedModel, backend: NativePagedAttention, specs: Mapping[CallKey, AttentionSpec]
+    model: PreTrainedModel,
+    backend: PreparingBackend,
+    specs: Mapping[CallKey, AttentionSpec],
+    operations: Operations,
 ) -> dict[str, int]:
     """Fuses what can be fused, in place; returns how many of each kind, which is also logged."""
-    step = _Step(model, backend, specs)
-    records = step.record(_candidates(model))
+    step = _Step(model, backend, specs, operations)
+    records = step.record(_candidates(model, operations))
     counts = {"norms": 0, "MLPs": 0, "attentions": 0, "layers": 0}
     for module, record in records.items():
-        for norm in FusedNorm.variants(module):
+        for norm in FusedNorm.variants(module, operations):
             if step.agrees(norm, record):
                 _install(module, norm)
                 counts["norms"] += 1
                 break
     for module, record in records.items():
-        mlp = FusedMLP.of(module)
+        mlp = FusedMLP.of(module, operations)
         if mlp is not None and step.agrees(mlp, record):
             _install(module, mlp, mlp.parts)
             counts["MLPs"] += 1
         counts["attentions"] += _fuse_attention(module, record, step)
     for module, record in records.items():
-        layer = FusedLayer.of(module)
+        layer = FusedLayer.of(module, operations)
         if layer is not None and step.agrees(layer, record):
             _install(module, layer)
             counts["layers"] += 1
@@ -106,14 +108,14 @@ def fuse_modules(
     return counts
 
 
-def _candidates(model: nn.Module) -> list[nn.Module]:
+def _candidates(model: nn.Module, operations: Operations) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
         if hasattr(module, "self_attn")
         or FusedAttention.fits(module)
         or hasattr(module, "down_proj")
-        or next(FusedNorm.variants(module), None) is not None
+        or next(FusedNorm.variants(module, operations), None) is not None
     ]
 
 
@@ -128,6 +130,7 @@ def _fuse_attention(module: nn.Module, record: _Record, step: _Step) -> int:
             module,
             AttentionCall(key, spec, rule),
             step.backend,
+            step.operations,
             rotates=rotates,
             norms=(query_norm, key_norm),
         )
@@ -157,10 +160,11 @@ class _Step:
     def __init__(
         self,
         model: PreTrainedModel,
-        backend: NativePagedAttention,
+        backend: PreparingBackend,
         specs: Mapping[CallKey, AttentionSpec],
+        operations: Operations,
     ) -> None:
-        self.backend, self.specs = backend, specs
+        self.backend, self.specs, self.operations = backend, specs, operations
         self._model = model
         self._layers = allocate_kv_cache(
             specs,
@@ -212,6 +216,9 @@ class _Step:
             with forward_context(self._context()):
                 output = fused(*record.args, **record.kwargs)
         except (RuntimeError, ValueError):  # shapes that the pattern does not expect
+            return False
+        except self.operations.errors as why:
+            logger.warning("a fused module fails and is left out: %s", str(why).partition("\n")[0])
             return False
         return _same(output, record.output)
 

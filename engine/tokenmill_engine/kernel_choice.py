@@ -13,7 +13,7 @@ from .config import Kernels
 from .errors import ConfigError
 from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
-from .linear_kernel import DTYPES
+from .linear_kernel import DTYPES, NativeOperations
 from .native_attention import NativePagedAttention
 from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
@@ -69,7 +69,7 @@ def prepare_modules(
         return
     if isinstance(backend, NativePagedAttention) and model.dtype in DTYPES:
         try:
-            fuse_modules(model, backend, specs)
+            fuse_modules(model, backend, specs, NativeOperations())
         except KernelUnavailable as why:
             logger.warning("modules are not fused: %s", why)
     pack_linears(model)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
+from .fused_operations import GELU_TANH, SILU, Norm, Product
 from .kernels.build import KernelUnavailable, load_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-#: The gated activations: SiLU, and GELU by its tanh.
-SILU, GELU_TANH = 1, 2
 
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -41,18 +38,6 @@ class _RmsNorm(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("rounds_first", "is_bfloat16", "num_threads")),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Norm:
-    """RMS normalisation: `x / sqrt(mean(x²) + epsilon) · weight`.
-
-    `rounds_first` says that the quotient is rounded to the model's type before it is scaled.
-    """
-
-    weight: torch.Tensor  # [K] float32
-    epsilon: float
-    rounds_first: bool
 
 
 @cache
@@ -179,3 +164,25 @@ class PackedWeight:
 
 def _is_bfloat16(weight: torch.Tensor) -> bool:
     return bool((weight.view(torch.int32) & 0xFFFF).eq(0).all())
+
+
+class NativeOperations:
+    """`Operations` of a CPU: norms and residual sums happen within the products."""
+
+    dtypes: Collection[torch.dtype] = DTYPES
+    gates: Collection[int] = (SILU, GELU_TANH)
+    errors: tuple[type[Exception], ...] = ()
+
+    def normalise(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return normalise(x, norm)
+
+    def product(
+        self, weights: Sequence[torch.Tensor], *, bias: torch.Tensor | None = None, gate: int = 0
+    ) -> PackedWeight:
+        return PackedWeight(weights, bias=bias, gate=gate)
+
+    def add_product(
+        self, product: Product, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor, Norm | None]:
+        total = product.multiply(x, residual=residual)
+        return total, total, norm

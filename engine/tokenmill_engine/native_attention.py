@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
+from .fused_operations import HeadPreparation
 from .kernels.build import KernelUnavailable, load_kernel
-from .linear_kernel import Norm
 
 #: What the kernel computes in float32 from.
 DTYPES = (torch.float32, torch.bfloat16)
@@ -44,19 +43,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scaling", "softcap", "epsilon")),
         *((name, ctypes.c_int32) for name in ("norm_rounds_first", "is_bfloat16", "num_threads")),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadPreparation:
-    """What Q and K still lack when the kernel gets them, in this order, for each head.
-
-    The norms agree in all but their weights.
-    """
-
-    cos: torch.Tensor  # [T, R], of Q's type, dense: the rotary embedding of the first R numbers
-    sin: torch.Tensor
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
 
 
 class NativePagedAttention:

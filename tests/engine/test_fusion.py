@@ -12,9 +12,10 @@ from torch.nn import functional
 from support_models import tiny_model
 from support_zoo import SERVED
 from tokenmill_engine.fused_modules import FusedMLP, FusedNorm
+from tokenmill_engine.fused_operations import GELU_TANH, SILU, Norm
 from tokenmill_engine.fusion import fuse_modules
 from tokenmill_engine.kernels.build import KernelUnavailable
-from tokenmill_engine.linear_kernel import GELU_TANH, SILU, Norm, PackedWeight
+from tokenmill_engine.linear_kernel import NativeOperations, PackedWeight
 from tokenmill_engine.native_attention import NativePagedAttention
 from tokenmill_engine.packed_linear import PackedLinear
 from tokenmill_engine.probe import probe
@@ -35,7 +36,7 @@ def fused(name: str, change: Any = None) -> dict[str, int]:
     if change is not None:
         change(model)
     specs = probe(model).specs
-    return fuse_modules(model, NativePagedAttention(specs.values()), specs)
+    return fuse_modules(model, NativePagedAttention(specs.values()), specs, NativeOperations())
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ def test_wrong_shapes_and_types_are_refused() -> None:
 
 
 def test_patterns_are_known_by_their_structure() -> None:
-    assert FusedMLP.of(nn.Linear(3, 3)) is None
-    assert list(FusedNorm.variants(nn.LayerNorm(8))) == []
+    assert FusedMLP.of(nn.Linear(3, 3), NativeOperations()) is None
+    assert list(FusedNorm.variants(nn.LayerNorm(8), NativeOperations())) == []
     norm = nn.RMSNorm(8, eps=1e-5)
     x = torch.randn(3, 8)
-    results = [variant(x) for variant in FusedNorm.variants(norm)]
+    results = [variant(x) for variant in FusedNorm.variants(norm, NativeOperations())]
     torch.testing.assert_close(results[0], functional.rms_norm(x, (8,), eps=1e-5))
