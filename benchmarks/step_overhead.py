@@ -27,15 +27,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from tokenmill_engine.config import SchedulerConfig
+from tokenmill_engine.config import Kernels, SchedulerConfig
 from tokenmill_engine.generation_defaults import GenerationDefaults
+from tokenmill_engine.kernel_choice import choose_sampling
 from tokenmill_engine.kv_cache_manager import KVCacheManager
 from tokenmill_engine.llm_engine import LLMEngine
 from tokenmill_engine.outputs import ModelRunnerOutput, SchedulerOutput
+from tokenmill_engine.paged_attention_reference import TorchPagedAttention
 from tokenmill_engine.sampler import Sampler
 from tokenmill_engine.sampling_params import SamplingParams
 from tokenmill_engine.scheduler import Scheduler
@@ -101,7 +103,9 @@ def main() -> None:
     rows = []
     for kind in arguments.kinds:
         for batch in arguments.batches:
-            figures = measure(tokenizer, kind, batch, arguments.steps, arguments.vocab)
+            figures = measure(
+                tokenizer, kind, batch, arguments.steps, arguments.vocab, arguments.kernels
+            )
             rows.append({"kind": kind, "requests": batch, **figures})
             print(_line(rows[-1]) if len(rows) > 1 else f"{_header()}\n{_line(rows[-1])}")
     if arguments.output:
@@ -119,6 +123,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--vocab", type=int, default=49_152)
     parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--kernels", choices=get_args(Kernels), default="auto")
     parser.add_argument("--output", type=Path, help="JSON")
     arguments = parser.parse_args()
     if not arguments.model:
@@ -127,11 +132,11 @@ def _parse() -> argparse.Namespace:
 
 
 def measure(
-    tokenizer: Tokenizer, kind: str, batch: int, steps: int, vocab: int
+    tokenizer: Tokenizer, kind: str, batch: int, steps: int, vocab: int, kernels: Kernels = "auto"
 ) -> dict[str, float]:
     """Milliseconds per phase."""
     clock = _Clock()
-    engine = _engine(tokenizer, batch, steps, vocab, clock)
+    engine = _engine(tokenizer, batch, steps, vocab, kernels, clock)
     for number in range(batch):
         prompt = [1 + (number * 7 + index) % (vocab - 1) for index in range(PROMPT_TOKENS)]
         engine.add_request(
@@ -168,7 +173,9 @@ def _take(_event: Stepped) -> None:
     """The event loop's side is measured by `hot_path`."""
 
 
-def _engine(tokenizer: Tokenizer, batch: int, steps: int, vocab: int, clock: _Clock) -> LLMEngine:
+def _engine(
+    tokenizer: Tokenizer, batch: int, steps: int, vocab: int, kernels: Kernels, clock: _Clock
+) -> LLMEngine:
     max_model_len = PROMPT_TOKENS + steps + 100
     kv = KVCacheManager(batch * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE)
     config = SchedulerConfig(
@@ -177,7 +184,10 @@ def _engine(tokenizer: Tokenizer, batch: int, steps: int, vocab: int, clock: _Cl
         max_model_len=max_model_len,
     )
     scheduler = Scheduler(config, kv)
-    sampler = Sampler(rules=GenerationDefaults().rules, encode_bad_words=tokenizer.bad_word_ids)
+    choose = choose_sampling(kernels, torch.device("cpu"), TorchPagedAttention(), vocab_size=vocab)
+    sampler = Sampler(
+        rules=GenerationDefaults().rules, encode_bad_words=tokenizer.bad_word_ids, choose=choose
+    )
     engine = LLMEngine(
         _Runner(_logits(tokenizer, batch, vocab), clock),  # type: ignore[arg-type]  # a stand-in
         sampler,

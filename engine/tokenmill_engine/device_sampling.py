@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .draw import argmax
 from .request import Request
 
 #: Rows of the matrix of settings, 8 bytes each; float64 from TEMPERATURE on.
@@ -71,6 +72,8 @@ def choose_on_device(
 ) -> Tensor:
     """A `TokenChooser` for a GPU; `settings` are packed and sent if they are not there yet."""
     if settings is None:
+        if all(request.params.is_greedy for request in requests):
+            return argmax(logits)
         packed = torch.from_numpy(pack_settings(requests))
         settings = packed.to(logits.device, non_blocking=True)
     return sample_on_device(logits, settings)

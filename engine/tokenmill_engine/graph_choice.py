@@ -1,4 +1,4 @@
-"""Whether a model's steps run as CUDA graphs, and where their tokens are chosen."""
+"""Whether a model's steps run as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import logging
 
 from .capture_lint import capture_hazards, describe
 from .cuda_graphs import CudaGraphs
-from .device_sampling import choose_on_device, warm_up
 from .graph_buckets import StepLimits
 from .model_runner import ModelRunner
-from .sampler import TokenChooser, choose_by_torch
 from .step_graphs import GraphedModel, StepGraphs
 from .triton_attention import TritonPagedAttention
 
@@ -47,11 +45,3 @@ def choose_graphs(
         rope_switch_tokens=runner.rope_switch_tokens,
     )
     return StepGraphs(graphed, limits, CudaGraphs())
-
-
-def choose_sampling(runner: ModelRunner, vocab_size: int) -> TokenChooser:
-    """Our kernel where the attention is Triton's too, which has proved that it runs there."""
-    if not isinstance(runner.backend, TritonPagedAttention):
-        return choose_by_torch
-    warm_up(runner.device, vocab_size)
-    return choose_on_device

@@ -10,13 +10,16 @@ from transformers import PreTrainedModel
 
 from .attention import AttentionBackend, AttentionSpec, CallKey
 from .config import Kernels
+from .device_sampling import choose_on_device, warm_up
 from .errors import ConfigError
 from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
 from .linear_kernel import DTYPES, NativeOperations
 from .native_attention import NativePagedAttention
+from .native_sampling import NativeSampling
 from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
+from .sampler import TokenChooser, choose_by_torch
 from .triton_attention import TritonPagedAttention
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,31 @@ def prepare_modules(
         except KernelUnavailable as why:
             logger.warning("modules are not fused: %s", why)
     pack_linears(model)
+
+
+def choose_sampling(
+    kernels: Kernels, device: torch.device, backend: AttentionBackend, *, vocab_size: int
+) -> TokenChooser:
+    """Who chooses tokens from the logits; logs it.
+
+    On a GPU our kernel goes with Triton's attention, which has proved that Triton runs there.
+    """
+    if isinstance(backend, TritonPagedAttention):
+        warm_up(device, vocab_size)
+        logger.info("sampling: Triton kernel")
+        return choose_on_device
+    if kernels == "torch" or device.type != "cpu":
+        logger.info("sampling: plain torch")
+        return choose_by_torch
+    try:
+        chooser = NativeSampling()
+    except KernelUnavailable as why:
+        if kernels == "native":
+            raise ConfigError("kernels", f"{why}; or use torch") from why
+        logger.warning("sampling: plain torch, several times slower: %s", why)
+        return choose_by_torch
+    logger.info("sampling: native kernel")
+    return chooser
 
 
 def _multiplies_bfloat16() -> bool:

@@ -15,8 +15,8 @@ from .config import EngineConfig, SchedulerConfig
 from .draw import NO_TOKEN
 from .errors import DuplicateRequest
 from .generation_defaults import GenerationDefaults
-from .graph_choice import choose_sampling
 from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
+from .kernel_choice import choose_sampling
 from .kv_cache_manager import KVCacheManager
 from .model_loader import ModelFacts, load_runner
 from .model_runner import ModelRunner
@@ -101,7 +101,9 @@ class LLMEngine:
             Sampler(
                 rules=defaults.rules,
                 encode_bad_words=tokenizer.bad_word_ids,
-                choose=choose_sampling(runner, facts.vocab_size),
+                choose=choose_sampling(
+                    config.kernels, runner.device, runner.backend, vocab_size=facts.vocab_size
+                ),
             ),
             Scheduler(_scheduler_config(config, facts), kv),
             tokenizer=tokenizer,

@@ -26,7 +26,10 @@ _CHOICE = 0  # `n` is 1: every request has one continuation
 
 
 class TokenChooser(Protocol):
-    """Chooses by temperature, filters and seed; `choose_on_device` is another."""
+    """Chooses by temperature, filters and seed, or the most likely token for greedy requests.
+
+    `choose_by_torch`, `NativeSampling` on a CPU, `choose_on_device` on a GPU.
+    """
 
     def __call__(
         self, logits: Tensor, requests: Sequence[Request], settings: Tensor | None
@@ -68,9 +71,9 @@ class Sampler:
         `error` is set; the other rows are not affected.
         """
         rows = [self._adjustments(item.request) for item in scheduled]
-        if all(row.is_plain_greedy for row in rows):
-            return self._report(argmax(logits).tolist(), rows, {})
         requests = [row.request for row in rows]
+        if all(row.is_plain_greedy for row in rows):
+            return self._report(self._choose(logits, requests, settings).tolist(), rows, {})
         token_ids = self._choose(adjust_logits(logits, rows), requests, settings)
         return self._report(token_ids.tolist(), rows, _logprobs(logits, token_ids, rows))
 

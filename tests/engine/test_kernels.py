@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmill_engine.attention import AttentionSpec
-from tokenmill_engine.config import EngineConfig
+from tokenmill_engine.attention import AttentionBackend, AttentionSpec
+from tokenmill_engine.config import EngineConfig, Kernels
+from tokenmill_engine.device_sampling import choose_on_device
 from tokenmill_engine.errors import ConfigError
-from tokenmill_engine.kernel_choice import choose_attention
+from tokenmill_engine.kernel_choice import choose_attention, choose_sampling
 from tokenmill_engine.kernels import build, prebuilt
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.native_attention import NativePagedAttention
+from tokenmill_engine.native_sampling import NativeSampling
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
+from tokenmill_engine.sampler import TokenChooser, choose_by_torch
+from tokenmill_engine.triton_attention import TritonPagedAttention
 
 CPU = torch.device("cpu")
 NAME = "paged_attention"
@@ -110,6 +114,43 @@ def test_the_choice_is_respected() -> None:
         EngineConfig(model="m", kernels="cuda")  # type: ignore[arg-type]
 
 
+def chosen_sampling(
+    kernels: Kernels = "auto", device: str = "cpu", backend: AttentionBackend | None = None
+) -> TokenChooser:
+    backend = backend or TorchPagedAttention()
+    return choose_sampling(kernels, torch.device(device), backend, vocab_size=300)
+
+
+def test_tokens_are_chosen_by_the_native_kernel_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    try:
+        NativeSampling()
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    with caplog.at_level(logging.INFO):
+        for kernels in ("auto", "native"):
+            assert isinstance(chosen_sampling(kernels), NativeSampling)
+        assert chosen_sampling("torch") is choose_by_torch
+        assert chosen_sampling(device="cuda") is choose_by_torch
+    said = [record.message for record in caplog.records]
+    assert said == ["sampling: native kernel"] * 2 + ["sampling: plain torch"] * 2
+
+
+def test_tokens_are_chosen_by_triton_where_the_attention_is() -> None:
+    pytest.importorskip("triton", reason="the dev extra brings triton on Linux")
+    assert chosen_sampling(backend=TritonPagedAttention([], CPU)) is choose_on_device
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_torch_chooses_the_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert chosen_sampling() is choose_by_torch
+    assert "sampling: plain torch, several times slower: no C++ compiler" in caplog.text
+    with pytest.raises(ConfigError, match="kernels: no C\\+\\+ compiler"):
+        chosen_sampling("native")
+
+
 V3 = "flags : fpu avx avx2 bmi1 bmi2 f16c fma abm movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 
@@ -176,6 +217,6 @@ def test_every_kernel_is_prebuilt(
     monkeypatch.setattr(build, "_compile", note)
     monkeypatch.setattr(build, "_compiler", lambda: "c++")
     assert prebuilt.main(["--march", "x86-64-v4", "--output", str(tmp_path)]) == 0
-    kernels = ("linear.cpp", "paged_attention.cpp")
+    kernels = ("linear.cpp", "paged_attention.cpp", "sample.cpp")
     assert made == [(kernel, tmp_path, "x86-64-v4") for kernel in kernels]
     assert len(capsys.readouterr().out.splitlines()) == len(kernels)

@@ -11,12 +11,10 @@ from support_models import tiny_model, tiny_runner
 from support_zoo import SERVED
 from tokenmill_engine import graph_choice
 from tokenmill_engine.attention import AttentionBackend
-from tokenmill_engine.device_sampling import choose_on_device
 from tokenmill_engine.graph_buckets import StepLimits
-from tokenmill_engine.graph_choice import choose_graphs, choose_sampling
+from tokenmill_engine.graph_choice import choose_graphs
 from tokenmill_engine.model_runner import ModelRunner
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
-from tokenmill_engine.sampler import choose_by_torch
 from tokenmill_engine.step_graphs import StepGraphs
 from tokenmill_engine.triton_attention import TritonPagedAttention
 
@@ -72,8 +70,3 @@ def test_what_cannot_be_recorded_runs_without_and_says_why(
     with caplog.at_level(logging.INFO):
         assert choose(runner, enforce_eager=enforce_eager) is None
     assert why in caplog.text
-
-
-def test_tokens_are_chosen_where_the_attention_runs() -> None:
-    assert choose_sampling(make_runner(device="cpu"), 300) is choose_on_device
-    assert choose_sampling(make_runner(TorchPagedAttention()), 300) is choose_by_torch
