@@ -22,6 +22,8 @@ from support_worker_process import Pool, clean_environment, eventually, pool_of_
 from tokenmill import Client, Completion, RequestFailed
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.keys import Keyspace
+from tokenmill.operator_calls import OperatorCalls
+from tokenmill.scripts import run
 
 VOCABULARY = 300
 Samples = dict[tuple[str, str], float]
@@ -109,7 +111,7 @@ def test_every_counter_is_what_the_clients_saw(
     assert all(v == 0 for (name, _), v in scraper.scrape().items() if name.endswith("_total"))
     with Client(server.url, namespace=pool.keys.namespace) as client:
         with scraper.scraping():
-            done = complete(client)
+            done = complete(client, pool)
             cancelled = [cancel_while_it_runs(client, f"cancelled-{n}") for n in range(2)]
         for number in range(3):
             with pytest.raises(RequestFailed):
@@ -123,17 +125,27 @@ def test_every_counter_is_what_the_clients_saw(
     scraper.check_that_counters_grow()
 
 
-def complete(client: Client) -> list[Completion]:
-    """24 requests at a time, of which some end at a stop token, some share their prompt."""
+def complete(client: Client, pool: Pool) -> list[Completion]:
+    """24 requests at a time, of which some end at a stop token, some share their prompt.
+
+    The queue is paused until all of them wait: however slowly they come, the cache is too small.
+    """
 
     def generate(number: int) -> Completion:
         return client.generate(
             [number % 12 + 10] * 40, max_tokens=60 + 8 * (number % 12), seed=number,
             stop_token_ids=[5, 6, 7, 8] if number % 2 else [], ignore_eos=not number % 2,
+            request_id=f"done-{number}",
         )  # fmt: skip
 
+    operator = OperatorCalls(pool.keys, pool.calls.policy)
+    records = [pool.keys.record(f"done-{number}") for number in range(24)]
+    run(pool.client, operator.set_pause("pause"))
     with ThreadPoolExecutor(24) as threads:
-        return list(threads.map(generate, range(24)))
+        answers = threads.map(generate, range(24))
+        eventually(lambda: pool.client.exists(*records) == len(records))
+        run(pool.client, operator.set_pause("resume"))
+        return list(answers)
 
 
 def cancel_while_it_runs(client: Client, request_id: str) -> str:
