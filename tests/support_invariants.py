@@ -190,6 +190,9 @@ def _check_counters(snapshot: Snapshot) -> None:
     for name, records in (("queued", waiting), ("leased", leased)):
         expected[name] = len(records)
         expected[f"{name}_tokens"] = sum(int(record["work"]) for record in records)
+    delayed_tokens = sum(int(r["work"]) for r in waiting if r["state"] == "delayed")
+    if delayed_tokens:
+        expected["delayed_tokens"] = delayed_tokens
     actual = dict.fromkeys(("queued", "leased", "queued_tokens", "leased_tokens"), 0)
     actual |= snapshot.counters
     assert actual == expected, f"I6 counters {actual}, counted {expected}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from tokenmill._backlog import PoolReading
+from tokenmill._backlog import MemoryReading, PoolReading
 from tokenmill_worker.exporter import Snapshot
 from tokenmill_worker.metrics import Metrics
 from tokenmill_worker.queue_metrics import QueueCollector
@@ -81,7 +81,7 @@ def page() -> str:
     worker = Metrics("model", 4096)
     worker.configured(dict.fromkeys(CACHE_FACTS, ""))
     worker.started({"": 0.0}, 0.0)
-    reading = Snapshot(PoolReading(), "", 0.0, 0.0)
+    reading = Snapshot(PoolReading(memory=MemoryReading(0, 0)), "", 0.0, 0.0)
     queue = QueueCollector("default", lambda: reading, lambda _: 0.0)
     lines = [
         HEAD,

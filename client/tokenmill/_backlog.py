@@ -32,12 +32,27 @@ class ClassReading:
         self.oldest_s = max(self.oldest_s, other.oldest_s)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Of one server. `max_bytes` is its `maxmemory`; 0: it has no limit."""
+
+    used_bytes: int
+    max_bytes: int
+
+    @property
+    def fullness(self) -> tuple[float, int]:
+        """The larger, the nearer the server is to refusing; without a limit it never does."""
+        return (self.used_bytes / self.max_bytes if self.max_bytes else 0.0, self.used_bytes)
+
+
 @dataclass(slots=True)
 class PoolReading:
     """Of all partitions of a pool. Tokens are those of prompts and, at most, of answers.
 
-    `plain` requests came by XADD and are not admitted yet; they count as waiting. `cards` are those
-    of the living workers, by id.
+    `plain` requests came by XADD and are not admitted yet; they count as waiting. `delayed` ones
+    are not due yet. `deferred_tokens` are those of waiting requests that no worker may start now,
+    however many there were: they are not due, or their partition is paused. `memory` is that of the
+    fullest server; None: nobody tells. `cards` are those of the living workers, by id.
     """
 
     queued: int = 0
@@ -47,9 +62,11 @@ class PoolReading:
     plain: int = 0
     plain_tokens: int = 0
     delayed: int = 0
+    deferred_tokens: int = 0
     dead_letters: int = 0
     memory_pressure: bool = False
     is_paused: bool = False
+    memory: MemoryReading | None = None
     ends_per_s: float = 0.0
     last_speed: float | None = None
     classes: dict[str, ClassReading] = field(
@@ -64,6 +81,16 @@ class PoolReading:
     @property
     def waiting_tokens(self) -> int:
         return self.queued_tokens + self.plain_tokens
+
+    @property
+    def startable_tokens(self) -> int:
+        """Of the waiting ones those that more workers would help with."""
+        return max(0, self.waiting_tokens - self.deferred_tokens)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """The work there is for workers: what waits for one, and what they have."""
+        return self.startable_tokens + self.running_tokens
 
     @property
     def oldest_s(self) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
-from ._backlog import CAPACITY_FIELD, ClassReading, PoolReading
+from ._backlog import CAPACITY_FIELD, ClassReading, MemoryReading, PoolReading
 from ._work import estimate_tokens
 from .keys import GROUP, READY_CLASSES, TENANT_COUNTER_PREFIX, Keyspace
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Field of the hash of maintenance: requests that end per second.
 RATE_FIELD: Final = "rate"
+#: Field of the hash of counters: tokens of requests that stand in the set of delayed ones.
+DELAYED_TOKENS_FIELD: Final = "delayed_tokens"
 #: Undelivered entries of a class that are looked at for those by plain XADD, which have no record
 #: and count nowhere until a worker admits them. Of more, these are taken as a sample.
 PLAIN_LOOK: Final = 256
@@ -33,11 +35,23 @@ def read_pool(homes: Sequence[tuple[Redis, Keyspace]]) -> PoolReading:
     pool = PoolReading()
     for client, keys in homes:
         _PartitionReader(client, keys, pool).read()
+    servers = {id(client): client for client, _ in homes}
+    memories = [found for client in servers.values() if (found := _read_memory(client))]
+    pool.memory = max(memories, key=lambda memory: memory.fullness, default=None)
     return pool
 
 
+def _read_memory(client: Redis) -> MemoryReading | None:
+    """None: this user or server does not tell, which is no reason to say nothing of the queue."""
+    try:
+        told: Any = client.info("memory")
+    except ResponseError:
+        return None
+    return MemoryReading(int(told["used_memory"]), int(told.get("maxmemory", 0)))
+
+
 class _PartitionReader:
-    """Adds one partition to `pool`, in three round trips at most."""
+    """Adds one partition to `pool`, in five round trips at most."""
 
     def __init__(self, client: Redis, keys: Keyspace, pool: PoolReading) -> None:
         self._client = client
@@ -45,7 +59,8 @@ class _PartitionReader:
         self._pool = pool
 
     def read(self) -> None:
-        keys = self._keys
+        keys, pool = self._keys, self._pool
+        waiting_tokens_before = pool.waiting_tokens
         counters, maintenance, delayed, letters, flag, paused, moment, workers, *streams = (
             self._ask(
                 lambda p: p.hgetall(keys.counters),
@@ -63,12 +78,11 @@ class _PartitionReader:
                 ),
             )
         )
-        pool, (rate, speed) = self._pool, maintenance
+        rate, speed = maintenance
         pool.queued += int(counters.get("queued", 0))
         pool.leased += int(counters.get("leased", 0))
         pool.queued_tokens += int(counters.get("queued_tokens", 0))
         pool.leased_tokens += int(counters.get("leased_tokens", 0))
-        pool.delayed += delayed
         pool.dead_letters += letters
         pool.memory_pressure |= flag is not None
         pool.is_paused |= paused is not None
@@ -78,6 +92,19 @@ class _PartitionReader:
         now_s = moment[0] + moment[1] / 1e6
         self._read_classes(positions, _tenants(counters), now_s)
         self._read_cards([consumer["name"] for consumer in workers or ()])
+        not_due_tokens = self._read_delayed(counters, delayed, now_s) if delayed else 0
+        here_tokens = pool.waiting_tokens - waiting_tokens_before
+        pool.deferred_tokens += here_tokens if paused is not None else not_due_tokens
+
+    def _read_delayed(self, counters: dict[str, str], delayed: int, now_s: float) -> int:
+        """The tokens of requests whose time has not come. One whose time has come waits like any
+        other, also while there is no worker to put it into its line; of how many tokens it has
+        nothing is known but the mean of all that are delayed."""
+        now_ms = int(now_s * 1000)
+        (not_due,) = self._ask(lambda p: p.zcount(self._keys.delayed, f"({now_ms}", "+inf"))
+        self._pool.delayed += not_due
+        share: float = min(1.0, not_due / delayed)
+        return round(int(counters.get(DELAYED_TOKENS_FIELD, 0)) * share)
 
     def _read_classes(
         self, positions: Sequence[_Position], tenants: Sequence[str], now_s: float

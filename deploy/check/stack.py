@@ -149,6 +149,8 @@ def own_environment(secrets: Path, port: int, threads: int) -> dict[str, str]:
         "REDIS_IMAGE": "redis:7.0-bookworm",
         "TOKENMILL_NUM_THREADS": str(threads),  # the workers share this machine's cores
         "TOKENMILL_LEASE_MS": "6000",
+        # Transcripts are compared token by token; in bfloat16 a near tie falls as its batch is.
+        "TOKENMILL_DTYPE": "float32",
         **os.environ,
         "TOKENMILL_REDIS_PORT": str(port),
         "TOKENMILL_SECRETS_DIR": str(secrets),

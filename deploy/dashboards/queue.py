@@ -17,7 +17,7 @@ def queue() -> Json:
             ("Now", _numbers()),
             ("Depth", _depth()),
             ("Work", _work()),
-            ("The exporter", _exporter()),
+            ("Redis and the exporter", _exporter()),
         ],
     )
 
@@ -33,6 +33,12 @@ def _numbers() -> list[Json]:
             alarm_from=120,
         ),
         stat("Ended per second", f"sum(tokenmill_queue_ends_per_second{{{POOL}}})"),
+        stat(
+            "Paused",
+            f"max(tokenmill_queue_paused{{{POOL}}})",
+            alarm_from=1,
+            about="1: an operator has stopped the queue; what waits is no work for the autoscaler.",
+        ),
         stat("Dead letters", f"sum(tokenmill_queue_dead_letters{{{POOL}}})", alarm_from=1),
         stat(
             "Refuses requests",
@@ -91,8 +97,12 @@ def _work() -> list[Json]:
         ),
         graph(
             "Tokens to compute",
-            [target(f"sum by (state) (tokenmill_backlog_tokens{{{POOL}}})", "{{state}}")],
+            [
+                target(f"sum by (state) (tokenmill_backlog_tokens{{{POOL}}})", "{{state}}"),
+                target(f"sum(tokenmill_backlog_deferred_tokens{{{POOL}}})", "deferred"),
+            ],
             stacked=True,
+            about="deferred: not due yet, or the queue is paused; it asks for no workers.",
         ),
         graph(
             "Workers",
@@ -112,6 +122,18 @@ def _work() -> list[Json]:
 
 def _exporter() -> list[Json]:
     return [
+        graph(
+            "Memory of Redis",
+            [
+                target(f"max by (pool) (tokenmill_redis_memory_used_bytes{{{POOL}}})", "{{pool}}"),
+                target(
+                    f"0.85 * max by (pool) (tokenmill_redis_memory_max_bytes{{{POOL}}}) > 0",
+                    "refuses requests from here, {{pool}}",
+                ),
+            ],
+            unit="bytes",
+            about="Of the fullest server. Without maxmemory it has no limit.",
+        ),
         graph(
             "Tokens per second of one worker",
             [target(f"max by (pool) (tokenmill_queue_speed_tokens_per_second{{{POOL}}})")],

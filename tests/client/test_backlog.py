@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from support_queue import POLICY, Queue
-from tokenmill._backlog import PoolReading
+from tokenmill._backlog import MemoryReading, PoolReading
 from tokenmill._backlog_reader import PLAIN_LOOK, read_pool
 from tokenmill._work import estimate_tokens
 from tokenmill.keys import Keyspace
@@ -18,6 +18,8 @@ from tokenmill.scripts import run
 #: 3 tokens of prompt, 20 of answer.
 BODY = json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 20})
 WORK = 23
+LARGE_BODY = json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 2000})
+LARGE_WORK = 2003
 ROOMY = dataclasses.replace(POLICY, max_queued=1000, max_queued_per_tenant=1000)
 
 
@@ -85,14 +87,84 @@ def test_work_moves_from_waiting_to_running_and_goes(queue: Queue) -> None:
     assert (reading.waiting_tokens, reading.running_tokens) == (0, 0)
 
 
-def test_delayed_and_held_requests_are_work_too(queue: Queue) -> None:
+def test_held_requests_are_work_too(queue: Queue) -> None:
     for number in range(5):  # the window has room for 2
         queue.enqueue(f"r{number}", body=BODY, tenant="a")
-    queue.enqueue("later", body=BODY, delay_ms=60_000)
     reading = read(queue)
 
-    assert reading.waiting_tokens == 6 * WORK
-    assert (reading.classes["1"].ready, reading.classes["1"].held, reading.delayed) == (2, 3, 1)
+    assert reading.backlog_tokens == 5 * WORK
+    assert (reading.classes["1"].ready, reading.classes["1"].held) == (2, 3)
+
+
+def test_a_request_for_later_is_no_work_until_it_is_due(queue: Queue) -> None:
+    queue.enqueue("now", body=BODY)
+    queue.enqueue("tomorrow", body=LARGE_BODY, delay_ms=86_400_000)
+    reading = read(queue)
+    assert (reading.waiting, reading.delayed) == (2, 1)
+    assert (reading.waiting_tokens, reading.deferred_tokens) == (WORK + LARGE_WORK, LARGE_WORK)
+    assert reading.backlog_tokens == WORK
+    assert reading.oldest_s < 5
+
+    queue.client.zadd(queue.keys.delayed, {"tomorrow": queue.now_ms() - 1})
+    reading = read(queue)  # no worker is there to put it into its line, and one must be woken
+    assert (reading.delayed, reading.deferred_tokens) == (0, 0)
+    assert reading.backlog_tokens == WORK + LARGE_WORK
+
+    queue.tick()
+    reading = read(queue)
+    assert (reading.delayed, reading.deferred_tokens) == (0, 0)
+    assert reading.backlog_tokens == WORK + LARGE_WORK
+    assert reading.oldest_s < 5  # it waits since it is due, not since it was sent
+
+
+def test_of_delayed_requests_those_that_are_due_count_with_the_mean(queue: Queue) -> None:
+    queue.enqueue("small", body=BODY, delay_ms=60_000)
+    queue.enqueue("large", body=LARGE_BODY, delay_ms=60_000)
+    queue.client.zadd(queue.keys.delayed, {"small": queue.now_ms() - 1})
+    reading = read(queue)
+
+    assert reading.delayed == 1
+    assert reading.backlog_tokens == (WORK + LARGE_WORK) // 2
+
+
+@pytest.mark.parametrize("way", ["cancelled", "expired", "retried", "taken"])
+def test_delayed_tokens_go_whatever_becomes_of_the_request(queue: Queue, way: str) -> None:
+    if way == "retried":
+        lease = queue.leased("later", body=BODY)
+        queue.run(queue.calls.retry_later("later", lease.fence, delay_ms=60_000, message="m"))
+    else:
+        queue.enqueue("later", body=BODY, delay_ms=60_000)
+    assert queue.client.hget(queue.keys.counters, "delayed_tokens") == str(WORK)
+
+    if way == "cancelled":
+        queue.run(queue.calls.cancel("later"))
+    elif way == "expired":
+        queue.pass_deadline(request_id="later")
+        queue.tick()
+    else:
+        queue.client.zadd(queue.keys.delayed, {"later": queue.now_ms() - 1})
+        queue.tick()
+    assert queue.client.hget(queue.keys.counters, "delayed_tokens") is None
+
+
+def test_what_an_older_release_promoted_is_forgotten(queue: Queue) -> None:
+    """Its tick takes a request out of the set and knows nothing of the tokens."""
+    queue.enqueue("later", body=BODY, delay_ms=60_000)
+    queue.client.zrem(queue.keys.delayed, "later")
+    queue.tick()
+
+    assert queue.client.hget(queue.keys.counters, "delayed_tokens") is None
+
+
+def test_delayed_tokens_are_counted_again_with_all_others(queue: Queue) -> None:
+    for request_id in ("gone", "later"):
+        queue.enqueue(request_id, body=BODY, delay_ms=60_000)
+    queue.client.delete(queue.keys.record("gone"))
+    queue.client.zadd(queue.keys.deadlines, {"gone": 1})
+    queue.tick()
+
+    assert queue.client.hget(queue.keys.counters, "delayed_tokens") == str(WORK)
+    assert read(queue).backlog_tokens == 0
 
 
 def test_plain_entries_count_before_anybody_admits_them(queue: Queue) -> None:
@@ -139,11 +211,53 @@ def test_cards_say_what_is_left_and_leases_without_a_card_count_whole(queue: Que
     assert set(reading.cards) == {"one", "two"}
 
 
-def test_a_paused_queue_says_so(queue: Queue) -> None:
+def test_in_a_paused_queue_only_what_runs_is_work(queue: Queue) -> None:
+    """More workers would not help what waits."""
+    queue.leased("runs", body=BODY)
+    queue.enqueue("waits", body=BODY)
+    queue.enqueue("later", body=BODY, delay_ms=60_000)
+    queue.client.xadd(queue.keys.ready("1"), {"id": "plain", "body": BODY})
     assert not read(queue).is_paused
-    queue.client.hset(queue.keys.pause, "since", queue.now_ms())
+    queue.run(queue.operator.set_pause("pause"))
+    reading = read(queue)
 
-    assert read(queue).is_paused
+    assert reading.is_paused
+    assert (reading.waiting_tokens, reading.deferred_tokens) == (3 * WORK, 3 * WORK)
+    assert reading.backlog_tokens == reading.running_tokens == WORK
+
+    queue.run(queue.operator.set_pause("resume"))
+    reading = read(queue)
+    assert not reading.is_paused
+    assert reading.backlog_tokens == 3 * WORK
+
+
+def test_a_paused_partition_does_not_hide_the_work_of_the_others(
+    redis_client: redis.Redis, keyspace: Keyspace
+) -> None:
+    """As between the two calls of an operator who pauses both."""
+    parts = [Queue(redis_client, keys, ROOMY) for keys in keyspace.partitions(2)]
+    for number, part in enumerate(parts):
+        part.enqueue(f"r{number}", body=BODY)
+    parts[0].run(parts[0].operator.set_pause("pause"))
+    reading = read(*parts)
+
+    assert (reading.waiting_tokens, reading.backlog_tokens) == (2 * WORK, WORK)
+
+
+@pytest.mark.parametrize(
+    ("servers", "fullest"),
+    [
+        ([(900, 0), (10, 100), (60, 1000)], (10, 100)),
+        ([(900, 0), (901, 0)], (901, 0)),
+        ([(90, 100), (800, 1000)], (90, 100)),
+    ],
+)
+def test_the_fullest_server_is_the_one_to_look_at(
+    servers: list[tuple[int, int]], fullest: tuple[int, int]
+) -> None:
+    readings = [MemoryReading(*server) for server in servers]
+
+    assert max(readings, key=lambda memory: memory.fullness) == MemoryReading(*fullest)
 
 
 def test_the_last_known_speed_outlives_the_workers(queue: Queue) -> None:

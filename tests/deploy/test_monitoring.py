@@ -15,7 +15,7 @@ from deploy.dashboards.rules import TARGET, prometheus_rule
 from deploy.validate import find_promtool
 from prometheus_client import CollectorRegistry
 
-from tokenmill._backlog import PoolReading
+from tokenmill._backlog import MemoryReading, PoolReading
 from tokenmill_worker.exporter import Snapshot
 from tokenmill_worker.metrics import Metrics
 from tokenmill_worker.queue_metrics import QueueCollector
@@ -56,7 +56,7 @@ def expressions() -> list[str]:
 def exposed() -> set[str]:
     """The names of all samples that a worker and an exporter expose."""
     registry = CollectorRegistry()
-    snapshot = Snapshot(PoolReading(), "", 0.0, 0.0)
+    snapshot = Snapshot(PoolReading(memory=MemoryReading(0, 0)), "", 0.0, 0.0)
     registry.register(QueueCollector("default", lambda: snapshot, lambda _reading: 0.0))
     names = set()
     for source in (Metrics("model", 2048).registry, registry):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from http.client import RemoteDisconnected
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
-from tokenmill_worker.endpoints import Endpoints, json_reply
+from support_worker_process import eventually
+from tokenmill_worker.endpoints import Endpoints, Reply, json_reply
 from tokenmill_worker.errors import SettingsError
 from tokenmill_worker.health import Health
 
@@ -54,6 +60,53 @@ def test_a_taken_port_is_a_clear_error(endpoints: Endpoints) -> None:
 
     with pytest.raises(SettingsError, match="metrics_port: cannot listen"):
         Endpoints(host, int(port), {})
+
+
+def test_a_prober_that_hangs_up_is_one_quiet_line(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="tokenmill_worker.endpoints")
+    asked, gone = threading.Event(), threading.Event()
+
+    def slow() -> Reply:
+        asked.set()
+        gone.wait(20)
+        return HTTPStatus.OK, b"x" * 50_000_000, "text/plain"  # more than any socket's buffer
+
+    endpoints = Endpoints("127.0.0.1", 0, {"/slow": slow})
+    try:
+        host, _, port = endpoints.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as prober:
+            prober.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert asked.wait(20)
+            reset = struct.pack("ii", 1, 0)  # closed at once: what is sent to it is refused
+            prober.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        gone.set()
+        (line,) = eventually(lambda: caplog.records)
+    finally:
+        endpoints.close()
+
+    assert (line.levelname, line.getMessage()) == ("DEBUG", "prober hung up")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_route_that_fails_is_a_log_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Reply:
+        raise ValueError("a prompt")
+
+    endpoints = Endpoints("127.0.0.1", 0, {"/broken": broken})
+    try:
+        with pytest.raises(RemoteDisconnected):
+            urlopen(f"http://{endpoints.address}/broken")
+        (line,) = eventually(lambda: caplog.records)
+    finally:
+        endpoints.close()
+
+    assert (line.levelname, line.getMessage()) == ("ERROR", "no answer to a prober")
+    assert "ValueError in broken" in str(line.__dict__["fields"])
+    assert "a prompt" not in capfd.readouterr().err + caplog.text
 
 
 def test_readiness_needs_a_loaded_engine_and_living_loops() -> None:

@@ -97,10 +97,70 @@ def test_every_series_is_there_before_anything_happened(
 ) -> None:
     found = metrics_of(routes_of(server.url))
 
-    quiet = {name for name, *_ in found} - {"tokenmill_exporter_up"}
-    quiet.remove("tokenmill_exporter_read_seconds")
-    assert len(quiet) == 16
+    quiet = {name for name, *_ in found if not name.startswith("tokenmill_redis_memory")}
+    quiet -= {"tokenmill_exporter_up", "tokenmill_exporter_read_seconds"}
+    assert len(quiet) == 17
     assert {name: value for name, value in found.items() if name[0] in quiet and value} == {}
+
+
+def test_a_paused_queue_asks_for_no_workers_but_those_that_compute(
+    queue: Queue, server: EmbeddedServer, routes_of: Callable[..., dict[str, Route]]
+) -> None:
+    routes = routes_of(server.url)
+    queue.leased("runs", body=BODY)
+    queue.enqueue("waits", body=BODY)
+    queue.run(queue.operator.set_pause("pause"))
+
+    found = metrics_of(routes)
+    assert found["tokenmill_queue_paused",] == 1
+    assert found["tokenmill_queue_waiting",] == 1
+    assert found["tokenmill_backlog_tokens", "waiting"] == 0
+    assert found["tokenmill_backlog_tokens", "running"] == WORK
+    assert found["tokenmill_backlog_deferred_tokens",] == WORK
+    assert found["tokenmill_backlog_seconds",] == pytest.approx(WORK / 10.0)
+    scaling = json.loads(routes["/scaling"]()[1])
+    assert scaling["paused"] is True
+    assert (scaling["backlog_tokens"], scaling["deferred_tokens"]) == (WORK, WORK)
+    assert scaling["backlog_seconds"] == pytest.approx(WORK / 10.0)
+
+    queue.run(queue.operator.set_pause("resume"))
+    scaling = json.loads(routes["/scaling"]()[1])
+    assert (scaling["paused"], scaling["backlog_tokens"]) == (False, 2 * WORK)
+
+
+def test_a_request_for_tomorrow_wakes_nobody_today(
+    queue: Queue, server: EmbeddedServer, routes_of: Callable[..., dict[str, Route]]
+) -> None:
+    routes = routes_of(server.url)
+    queue.enqueue("tomorrow", body=BODY, delay_ms=86_400_000)
+
+    scaling = json.loads(routes["/scaling"]()[1])
+    assert (scaling["backlog_seconds"], scaling["oldest_s"]) == (0, 0)
+    assert (scaling["waiting"], scaling["delayed"], scaling["deferred_tokens"]) == (1, 1, WORK)
+    queue.client.zadd(queue.keys.delayed, {"tomorrow": queue.now_ms() - 1})
+    assert json.loads(routes["/scaling"]()[1])["backlog_tokens"] == WORK
+
+
+def test_redis_memory_is_what_redis_says(routes_of: Callable[..., dict[str, Route]]) -> None:
+    with single("valkey-9", "--maxmemory", "123mb") as server:
+        found = metrics_of(routes_of(server.url))
+        with closing(server.client()) as client:
+            used = client.info("memory")["used_memory"]
+    assert found["tokenmill_redis_memory_max_bytes",] == 123 * 2**20
+    # Connections come and go between the two looks.
+    assert found["tokenmill_redis_memory_used_bytes",] == pytest.approx(used, rel=0.5)
+    assert found["tokenmill_queue_memory_pressure",] == 0
+
+
+def test_without_the_right_to_info_the_queue_is_told_all_the_same(
+    routes_of: Callable[..., dict[str, Route]],
+) -> None:
+    with single("valkey-9") as server:
+        with closing(server.client()) as admin:
+            admin.execute_command("ACL", "SETUSER", "blind", "on", ">x", "~*", "+@all", "-info")
+        found = metrics_of(routes_of(f"redis://blind:x@127.0.0.1:{server.port}/0"))
+    assert found["tokenmill_exporter_up",] == 1
+    assert not [name for name, *_ in found if name.startswith("tokenmill_redis")]
 
 
 def test_a_redis_that_is_away_is_no_empty_queue(
@@ -188,10 +248,14 @@ def test_the_role_metrics_is_enough(
             queue = Queue(admin, keyspace, POLICY)
             queue.client.xadd(queue.keys.ready("1"), {"id": "plain", "body": BODY})
             queue.enqueue("a", body=BODY)
+            queue.enqueue("later", body=BODY, delay_ms=60_000)
+            queue.enqueue("later", body=BODY, delay_ms=60_000)
             admin.set(queue.keys.worker_card("w"), json.dumps({"state": "ready"}))
             admin.xgroup_createconsumer(queue.keys.ready("r"), GROUP, "w")
         found = metrics_of(routes_of(f"redis://metrics:secret@{at}"))
     assert found["tokenmill_exporter_up",] == 1
-    assert found["tokenmill_queue_waiting",] == 2
+    assert found["tokenmill_queue_waiting",] == 3
+    assert found["tokenmill_queue_delayed",] == 1
     assert found["tokenmill_backlog_tokens", "waiting"] == 2 * WORK
     assert found["tokenmill_queue_workers", "ready"] == 1
+    assert found["tokenmill_redis_memory_used_bytes",] > 0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from .errors import SettingsError
+from .errors import SettingsError, describe
+from .logs import fields
+
+logger = logging.getLogger(__name__)
 
 #: `close` is noticed after so long: it is the last thing that a worker waits for.
 POLL_S = 0.05
@@ -35,13 +40,12 @@ class Endpoints:
     ) -> None:
         handler = type("Handler", (_Handler,), {"routes": routes})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise SettingsError(
                 f"{option}: cannot listen on {host}:{port} ({error.strerror}); "
                 "choose another, or 0 for a free one"
             ) from None
-        self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="endpoints", daemon=True
         )
@@ -56,6 +60,19 @@ class Endpoints:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A prober that hangs up is no trouble of ours; what else went wrong is a log line."""
+        error = sys.exception()
+        assert error is not None  # socketserver calls this while it handles one
+        if isinstance(error, ConnectionError):
+            logger.debug("prober hung up", extra=fields(error=describe(error)))
+        else:
+            logger.error("no answer to a prober", extra=fields(error=describe(error)))
 
 
 class _Handler(BaseHTTPRequestHandler):

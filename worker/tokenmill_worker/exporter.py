@@ -108,11 +108,14 @@ class Exporter:
             {
                 "pool": self._pool,
                 "backlog_seconds": round(self._backlog_s(reading), 3),
-                "backlog_tokens": reading.waiting_tokens + reading.running_tokens,
-                "waiting_tokens": reading.waiting_tokens,
+                "backlog_tokens": reading.backlog_tokens,
+                "waiting_tokens": reading.startable_tokens,
                 "running_tokens": reading.running_tokens,
+                "deferred_tokens": reading.deferred_tokens,
                 "waiting": reading.waiting,
+                "delayed": reading.delayed,
                 "running": reading.leased,
+                "paused": reading.is_paused,
                 "oldest_s": round(reading.oldest_s, 3),
                 "workers": len(reading.cards),
                 "tokens_per_s": reading.tokens_per_s or self._assumed_tokens_per_s,
@@ -121,6 +124,5 @@ class Exporter:
         )
 
     def _backlog_s(self, reading: PoolReading) -> float:
-        """Seconds that one worker would need for all of it."""
-        tokens = reading.waiting_tokens + reading.running_tokens
-        return tokens / (reading.tokens_per_s or self._assumed_tokens_per_s)
+        """Seconds that one worker would need for all that may be computed now."""
+        return reading.backlog_tokens / (reading.tokens_per_s or self._assumed_tokens_per_s)

@@ -9,7 +9,7 @@ from typing import Protocol
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tokenmill._backlog import PoolReading
+from tokenmill._backlog import MemoryReading, PoolReading
 from tokenmill.cli.snapshot import CLASS_NAMES
 
 WORKER_STATES = ("loading", "ready", "draining")
@@ -52,11 +52,13 @@ class QueueCollector(Collector):
             yield from self._work(snapshot.reading)
             yield from self._depth(snapshot.reading)
             yield from self._workers(snapshot.reading)
+            if snapshot.reading.memory is not None:
+                yield from self._memory(snapshot.reading.memory)
 
     def _work(self, reading: PoolReading) -> Iterator[GaugeMetricFamily]:
         yield self._gauge(
             "tokenmill_backlog_seconds",
-            "Seconds that one worker would need for all that waits or runs.",
+            "Seconds that one worker would need for all that may start now or runs.",
             self._backlog_s(reading),
         )
         tokens = self._family(
@@ -64,9 +66,14 @@ class QueueCollector(Collector):
             "Tokens of prompts and, at most, of answers, still to be computed.",
             "state",
         )
-        tokens.add_metric([self._pool, "waiting"], reading.waiting_tokens)
+        tokens.add_metric([self._pool, "waiting"], reading.startable_tokens)
         tokens.add_metric([self._pool, "running"], reading.running_tokens)
         yield tokens
+        yield self._gauge(
+            "tokenmill_backlog_deferred_tokens",
+            "Tokens that wait and count in no backlog: not due yet, or the queue is paused.",
+            reading.deferred_tokens,
+        )
         yield self._gauge(
             "tokenmill_queue_speed_tokens_per_second",
             "Tokens that one worker computes per second with enough to do; 0: never measured.",
@@ -83,7 +90,7 @@ class QueueCollector(Collector):
         yield gauge("tokenmill_queue_waiting", "Requests that no worker has.", reading.waiting)
         yield gauge("tokenmill_queue_running", "Requests that workers have.", reading.leased)
         yield gauge(
-            "tokenmill_queue_delayed", "Of the waiting: those to be served later.", reading.delayed
+            "tokenmill_queue_delayed", "Of the waiting: those not due yet.", reading.delayed
         )
         yield gauge("tokenmill_queue_dead_letters", "Dead letters.", reading.dead_letters)
         yield gauge(
@@ -113,6 +120,18 @@ class QueueCollector(Collector):
             lag.add_metric(labels, found.lag)
             pending.add_metric(labels, found.pending)
         yield from (requests, oldest, lag, pending)
+
+    def _memory(self, memory: MemoryReading) -> Iterator[GaugeMetricFamily]:
+        yield self._gauge(
+            "tokenmill_redis_memory_used_bytes",
+            "Memory that Redis uses; of several servers the fullest.",
+            memory.used_bytes,
+        )
+        yield self._gauge(
+            "tokenmill_redis_memory_max_bytes",
+            "Its maxmemory; 0: no limit. From 85 % on requests are refused.",
+            memory.max_bytes,
+        )
 
     def _workers(self, reading: PoolReading) -> Iterator[GaugeMetricFamily]:
         states = Counter(card.get("state") for card in reading.cards.values())

@@ -136,7 +136,8 @@ class Worker:
         settings = self._settings
         return Card(
             redis=way.connections.control,
-            key=way.calls.keys.worker_card(self.id),
+            keys=way.calls.keys,
+            worker_id=self.id,
             interval_s=settings.heartbeat_interval_ms / 1000,
             lease_ms=settings.lease_ms,
             facts={

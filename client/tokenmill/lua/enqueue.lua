@@ -40,6 +40,5 @@ end
 local request = { tenant = tenant, class = class, sha = sha, body = body, event = 'enqueued' }
 local created = create(id, request, options)
 if (options.delay_ms or 0) <= 0 then return { 'OK', created, enter(id, class, tenant) } end
-redis.call('HSET', record_key(id), 'state', 'delayed')
-redis.call('ZADD', DELAYED, int(created + options.delay_ms), id)
+delay(id, created + options.delay_ms, options.work_tokens)
 return { 'OK', created, 'delayed' }

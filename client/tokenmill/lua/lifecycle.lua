@@ -96,7 +96,7 @@ local function close(id, ending)
   redis.call('HDEL', OWNERS, id)
   emit(id, ending.seq, ending.payload)
   redis.call('HSET', record, unpack(fields))
-  redis.call('ZREM', DELAYED, id)
+  undelay(id, work)
   redis.call('ZREM', DEADLINES, id)
   if was == 'leased' then
     drop_read_entry(ready, entry)
@@ -142,8 +142,7 @@ local function requeue(id, due_ms)
   uncount_running(tenant, work)
   count_queued(tenant, work)
   if due_ms > now_ms() then
-    redis.call('HSET', record_key(id), 'state', 'delayed', 'entry', '')
-    redis.call('ZADD', DELAYED, int(due_ms), id)
+    delay(id, due_ms, work)
   else
     push(id, 'r')
   end

@@ -41,6 +41,7 @@ if options.publish == 'PUBLISH' then try('publish', redis.pcall('PUBLISH', chann
 if options.publish == 'SPUBLISH' then try('spublish', redis.pcall('SPUBLISH', channel, '')) end
 -- Only workers need these.
 try('xreadgroup', redis.pcall('XREADGROUP', 'GROUP', GROUP, nobody, 'STREAMS', queue, '>'))
+try('xgroup|createconsumer', redis.pcall('XGROUP', 'CREATECONSUMER', queue, GROUP, nobody))
 try('xpending', redis.pcall('XPENDING', queue, GROUP))
 try('xclaim', redis.pcall('XCLAIM', queue, GROUP, nobody, 0, '1-0'))
 try('xtrim', redis.pcall('XTRIM', letters, 'MAXLEN', 0))

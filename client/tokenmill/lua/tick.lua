@@ -17,14 +17,16 @@ local RATE_MEMORY_MS, RATE_EVERY_MS = 30000, 1000
 local function promote()
   local due = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', int(time), 'LIMIT', 0, limit)
   for _, id in ipairs(due) do
-    redis.call('ZREM', DELAYED, id)
-    local state, attempts, class, tenant =
-      read_record(id, 'state', 'attempts', 'class', 'tenant')
+    local state, attempts, class, tenant, work =
+      read_record(id, 'state', 'attempts', 'class', 'tenant', 'work')
+    undelay(id, work)
     if state == 'delayed' then
       if attempts == '0' then enter(id, class, tenant) else push(id, 'r') end
       count('promoted')
     end
   end
+  -- A worker of an older release may have promoted some, and knows nothing of their tokens.
+  if redis.call('EXISTS', DELAYED) == 0 then redis.call('HDEL', COUNTERS, 'delayed_tokens') end
 end
 
 -- A record that ran out of its lifetime before anybody ticked takes the knowledge of what it counted
@@ -64,6 +66,7 @@ local function recount()
   for _, name in ipairs({ 'queued', 'leased', 'queued_tokens', 'leased_tokens' }) do
     counts[name] = 0
   end
+  local delayed_tokens = 0
   for _, share in ipairs(redis.call('HKEYS', WINDOWS)) do shares[share] = true end
   for _, id in ipairs(redis.call('ZRANGE', DEADLINES, 0, -1)) do
     local state, tenant, class, windowed, work =
@@ -73,6 +76,7 @@ local function recount()
       if state == 'leased' then total, field = 'leased', 'l:' .. tenant end
       counts[total] = counts[total] + 1
       counts[total .. '_tokens'] = counts[total .. '_tokens'] + tonumber(work or '0')
+      if state == 'delayed' then delayed_tokens = delayed_tokens + tonumber(work or '0') end
       of_tenants[field] = (of_tenants[field] or 0) + 1
       local share = share_of(class, tenant)
       if windowed == '1' then windows[share] = (windows[share] or 0) + 1 end
@@ -81,6 +85,7 @@ local function recount()
   end
   redis.call('DEL', COUNTERS, WINDOWS)
   for field, number in pairs(counts) do redis.call('HSET', COUNTERS, field, int(number)) end
+  add_delayed_tokens(delayed_tokens)
   for field, number in pairs(of_tenants) do redis.call('HSET', COUNTERS, field, number) end
   for share, entries in pairs(windows) do redis.call('HSET', WINDOWS, share, entries) end
   for share in pairs(shares) do feed(string.match(share, '^(.):(.*)$')) end

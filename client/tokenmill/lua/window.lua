@@ -81,6 +81,25 @@ local function add_to(total, of_tenant, number, work)
   end
 end
 
+-- What is delayed counts as queued, but its tokens are no work yet: nobody may start it before its
+-- time. Where there are none, there is no field. Whether an id stands in DELAYED tells whether it
+-- was counted, so that nothing is counted twice.
+local function add_delayed_tokens(tokens)
+  if tokens == 0 then return end
+  if redis.call('HINCRBY', COUNTERS, 'delayed_tokens', int(tokens)) <= 0 then
+    redis.call('HDEL', COUNTERS, 'delayed_tokens')
+  end
+end
+local function delay(id, due_ms, work)
+  redis.call('HSET', record_key(id), 'state', 'delayed', 'entry', '')
+  if redis.call('ZADD', DELAYED, int(due_ms), id) == 1 then
+    add_delayed_tokens(tonumber(work or '0'))
+  end
+end
+local function undelay(id, work)
+  if redis.call('ZREM', DELAYED, id) == 1 then add_delayed_tokens(-tonumber(work or '0')) end
+end
+
 -- Held, queued and delayed requests all count as queued.
 local function count_queued(tenant, work) add_to('queued', 't:' .. tenant, 1, work) end
 local function uncount_queued(tenant, work) add_to('queued', 't:' .. tenant, -1, work) end

@@ -19,7 +19,8 @@ from .subject import Subject
 
 #: Of the commands that are tried: those that only a worker, or only a producer, cannot do without.
 FOR_WORKERS: Final = frozenset({
-    "xreadgroup", "xpending", "xclaim", "xtrim", "hscan", "hkeys", "zrange", "zrangebyscore", "set",
+    "xreadgroup", "xgroup|createconsumer", "xpending", "xclaim", "xtrim", "hscan", "hkeys",
+    "zrange", "zrangebyscore", "set",
 })  # fmt: skip
 FOR_PRODUCERS: Final = frozenset({"subscribe"})
 PINGS: Final = 21
