@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def spec(dtype: torch.dtype = torch.float32) -> AttentionSpec:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache; what other tests loaded is forgotten for a while."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_under_way", {})
     load_kernel.cache_clear()
     yield tmp_path / "tokenmill" / "kernels"
     load_kernel.cache_clear()
@@ -55,6 +57,42 @@ def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
     load_kernel(NAME)
     assert library.stat().st_mtime_ns == made
+
+
+def test_kernels_that_are_built_ahead_are_waited_for_and_not_compiled_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        source = tmp_path / f"kernel{number}.cpp"
+        source.write_text(f'extern "C" int answer() {{ return {number}; }}')
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "build.py"))
+    compiled = []
+    go_on = threading.Event()
+
+    def compile_later(source: Path, compiler: str, library: Path) -> None:
+        compiled.append(source.stem)
+        assert go_on.wait(60)
+        compile_now(source, compiler, library)
+
+    compile_now = build._compile
+    monkeypatch.setattr(build, "_compile", compile_later)
+    try:
+        build._compiler()
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    build.build_ahead()
+    build.build_ahead()
+    assert not list(cache.glob("*.so"))
+    go_on.set()
+    assert [load_kernel(f"kernel{number}").answer() for number in (1, 2, 3)] == [1, 2, 3]
+    assert sorted(compiled) == ["kernel1", "kernel2", "kernel3"]
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_what_keeps_a_kernel_from_being_built_ahead_is_told_when_it_is_asked_for() -> None:
+    build.build_ahead()
+    with pytest.raises(KernelUnavailable, match="install g"):
+        load_kernel(NAME)
 
 
 def test_another_source_is_another_library(

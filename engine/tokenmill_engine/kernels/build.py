@@ -15,6 +15,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
@@ -33,8 +36,37 @@ FLAGS = (
 COMPILE_TIMEOUT_S = 300
 
 
+#: Libraries that `build_ahead` makes, by name of the kernel.
+_under_way: dict[str, Future[Path]] = {}
+
+
 class KernelUnavailable(Exception):
     """The text says why in one line, and what to install."""
+
+
+def build_ahead() -> None:
+    """Starts compiling what is not compiled yet, beside whatever comes next; returns at once.
+
+    A process that starts has one core at work, on imports. The others compile, and `load_kernel`
+    waits for its library only if that is still under way. Nothing is loaded before it is asked
+    for: OpenMP must come from torch.
+    """
+    names = [source.stem for source in sorted(Path(__file__).parent.glob("*.cpp"))]
+    names = [name for name in names if name not in _under_way]
+    _under_way.update((name, Future()) for name in names)
+    num_threads = min(len(names), max(1, (os.cpu_count() or 1) - 1))
+    for number in range(num_threads):
+        # A daemon: a worker that is told to stop does not wait for a compiler.
+        share = names[number::num_threads]
+        threading.Thread(target=_build_all, args=(share,), name="kernels", daemon=True).start()
+
+
+def _build_all(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            _under_way[name].set_result(_made_here(_source(name)))
+        except Exception as error:  # noqa: BLE001 - raised again by load_kernel()
+            _under_way[name].set_exception(error)
 
 
 @cache
@@ -47,7 +79,7 @@ def load_kernel(name: str) -> ctypes.CDLL:
     """
     source = _source(name)
     try:
-        library = _made_here(source)
+        library = _under_way[name].result() if name in _under_way else _made_here(source)
     except KernelUnavailable:
         found = _prebuilt(source)
         if found is None:
