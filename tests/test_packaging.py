@@ -81,3 +81,26 @@ def test_commands_of_the_worker_are_plugged_in(wheel: zipfile.ZipFile) -> None:
 def test_the_licence_travels_along(wheel: zipfile.ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode > 1:  # 1: nothing found
+        pytest.skip("not a checkout of git")
+    return done.stdout
+
+
+def test_what_was_compiled_or_measured_here_stays_here() -> None:
+    made = [
+        "engine/tokenmill_engine/kernels/prebuilt/linear-x86-64-v3-0.so",
+        "engine/tokenmill_engine/kernels/linear.so",
+        "benchmarks/results/scale.json",
+        "benchmarks/results/2026-01-01.svg",
+        ".tools/bin/kubectl",
+        "secrets/worker",
+    ]
+
+    assert git("check-ignore", *made).split() == made
+    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == ""

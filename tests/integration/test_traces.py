@@ -15,8 +15,10 @@ import pytest
 from support_otlp import Collector, Span, collector, tree
 from support_redis import unique_keyspace
 from support_worker_process import Pool, clean_environment, eventually, pool_of_workers
+from tokenmill._tracing_setup import ENDPOINT_VARIABLES
 from tokenmill.embedded import EmbeddedServer
 from tokenmill.scripts import run
+from tokenmill_worker.tracing import no_tracing, tracing
 
 STEP_S = 0.02
 TOKENS = 80
@@ -200,6 +202,46 @@ def test_a_program_without_tracing_sends_none_along(pool: Pool) -> None:
     subprocess.run([sys.executable, "-c", code], env=clean_environment(), check=True)
     assert pool.client.hget(pool.keys.record("untraced"), "created")
     assert pool.client.hget(pool.keys.record("untraced"), "traceparent") is None
+
+
+def test_the_sdk_joins_the_tracing_that_its_program_has_set_up(pool: Pool) -> None:
+    """Of the program's own making, without any variable of OpenTelemetry's."""
+    code = (
+        "from opentelemetry import trace\n"
+        "from opentelemetry.sdk.trace import TracerProvider\n"
+        "from opentelemetry.sdk.trace.export import SimpleSpanProcessor\n"
+        "from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter\n"
+        "from tokenmill import Client\n"
+        "kept, provider = InMemorySpanExporter(), TracerProvider()\n"
+        "provider.add_span_processor(SimpleSpanProcessor(kept))\n"
+        "trace.set_tracer_provider(provider)\n"
+        f"with Client({pool.server.url!r}, namespace={pool.keys.namespace!r}) as client:\n"
+        "    client.generate('hello', max_tokens=1, request_id='own-provider')\n"
+        "for span in kept.get_finished_spans():\n"
+        "    trace_id = format(span.context.trace_id, '032x')\n"
+        "    print(span.instrumentation_scope.name, span.kind.name, trace_id)\n"
+    )
+    environment = {k: v for k, v in clean_environment().items() if not k.startswith("OTEL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+    spans = [line.split() for line in done.stdout.splitlines()]
+    assert [(scope, kind) for scope, kind, _ in spans] == [
+        ("tokenmill", "PRODUCER"), ("tokenmill", "CLIENT"),
+    ]  # fmt: skip
+    (trace_id,) = {trace_id for _, _, trace_id in spans}
+    assert (
+        pool.client.hget(pool.keys.record("own-provider"), "traceparent").split("-")[1] == trace_id
+    )
+
+
+async def test_a_worker_sends_nothing_unless_it_is_told_where_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ENDPOINT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    async with tracing("worker-1", "model") as on_attempt:
+        assert on_attempt is no_tracing
 
 
 def test_a_collector_that_is_away_holds_nothing_up(
