@@ -50,9 +50,12 @@ def _kernel() -> Any:
     library.tokenmill_rms_norm.restype = None
     library.tokenmill_packed_size.argtypes = (_INT, _INT)
     library.tokenmill_packed_size.restype = _INT
-    for function in (library.tokenmill_pack, library.tokenmill_unpack):
-        pointers: list[Any] = [_POINTER, *[_INT] * 4, _POINTER, ctypes.c_int32]
-        function.argtypes, function.restype = pointers, None
+    places: list[Any] = [_POINTER, *[_INT] * 4, _POINTER, ctypes.c_int32]
+    library.tokenmill_unpack.argtypes, library.tokenmill_unpack.restype = places, None
+    library.tokenmill_pack.argtypes = [*places, ctypes.c_int32]
+    library.tokenmill_pack.restype = None
+    library.tokenmill_fits_bfloat16.argtypes = (_POINTER, _INT, ctypes.c_int32)
+    library.tokenmill_fits_bfloat16.restype = ctypes.c_int32
     return library
 
 
@@ -109,7 +112,7 @@ class PackedWeight:
             dtype=torch.bfloat16 if self._as_bfloat16 else torch.float32,
         )
         for number, part in enumerate(parts):
-            kernel.tokenmill_pack(part.data_ptr(), *self._place(number))
+            kernel.tokenmill_pack(part.data_ptr(), *self._place(number), torch.get_num_threads())
         self._bias = None if bias is None else bias.detach().float().contiguous()
         self._template = _Linear(
             weight=self._packed.data_ptr(),
@@ -163,7 +166,9 @@ class PackedWeight:
 
 
 def _is_bfloat16(weight: torch.Tensor) -> bool:
-    return bool((weight.view(torch.int32) & 0xFFFF).eq(0).all())
+    """Of dense float32 weights."""
+    threads = torch.get_num_threads()
+    return bool(_kernel().tokenmill_fits_bfloat16(weight.data_ptr(), weight.numel(), threads))
 
 
 class NativeOperations:

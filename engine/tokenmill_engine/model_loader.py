@@ -20,7 +20,7 @@ from .long_rope import install_long_rope
 from .model_check import ExactLimits, check_model, max_positions
 from .model_runner import ModelRunner
 from .probe import ProbeResult, probe
-from .self_test import BLOCK_SIZE, NUM_BLOCKS, self_test
+from .self_test import BLOCK_SIZE, NUM_BLOCKS, plain_results, self_test
 
 #: For a model that does not say how long its sequences may become.
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -73,19 +73,18 @@ def build_runner(
         probed=probed,
         rope_switch_tokens=install_long_rope(loaded.model),
     )
+    limits = _effective_limits(config, loaded)
+    expected = []
+    if not config.skip_self_test:
+        report("computing what the self-test expects")
+        longest = parts.rope_switch_tokens or limits.max_model_len
+        expected = plain_results(loaded.model, longest=min(longest, limits.max_model_len))
     report("fusing and packing")
     prepare_modules(config.kernels, loaded.model, parts.backend, probed.specs)
-    limits = _effective_limits(config, loaded)
-    if not config.skip_self_test:
+    if expected:
         report("testing the model on its own weights")
-        longest = limits.max_model_len
-        if parts.rope_switch_tokens is not None:
-            longest = min(longest, parts.rope_switch_tokens)
-        self_test(
-            parts.runner(NUM_BLOCKS, BLOCK_SIZE, fill=float("nan")),
-            longest=longest,
-            max_step_tokens=limits.max_num_batched_tokens,
-        )
+        tested = parts.runner(NUM_BLOCKS, BLOCK_SIZE, fill=float("nan"))
+        self_test(tested, expected, max_step_tokens=limits.max_num_batched_tokens)
     report("allocating the KV cache")
     block_bytes = bytes_per_block(parts.probed.specs, config.block_size)
     budget = plan_kv_budget(

@@ -1,19 +1,21 @@
 """A numeric test on the real weights at start-up: ragged, chunked and paged against plain forwards.
 
-It catches what no flag of a model tells: recurrent layers, positions counted from a cache object,
-state that survives between calls. Its prompts are shorter than any real window; windows rest on the
-probe.
+What is expected is computed first, by the model as transformers made it; what is tested has our
+attention, fused modules and packed weights. It catches what no flag of a model tells: recurrent
+layers, positions counted from a cache object, state that survives between calls. Its prompts are
+shorter than any real window; windows rest on the probe.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from .attention import IMPLEMENTATION
 from .errors import UnsupportedModel
 from .model_runner import ModelRunner
 from .outputs import ScheduledRequest, SchedulerOutput
@@ -33,44 +35,69 @@ NUM_BLOCKS = len(PROMPT_TOKENS) * -(-(max(PROMPT_TOKENS) + 2) // BLOCK_SIZE)
 TOLERANCES = {torch.float32: 0.005, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainResult:
+    """A prompt and one more token, and the logits `[2, vocab]` of its last two rows, float32."""
+
+    token_ids: list[int]
+    logits: torch.Tensor
+
+
 @torch.inference_mode()
-def self_test(runner: ModelRunner, *, longest: int, max_step_tokens: int) -> None:
-    """Compare the prompt's last row and one decode of three prompts; `longest` bounds them.
+def plain_results(model: PreTrainedModel, *, longest: int) -> list[PlainResult]:
+    """Of three random prompts of at most `longest` tokens, each alone, by the model's own modules.
+
+    Leaves the model under its own eager attention.
+    """
+    switch_attention(model, "eager")
+    rng = random.Random(1)
+    embeddings: Any = model.get_input_embeddings()
+    vocab_size = len(embeddings.weight)
+    results = []
+    for length in PROMPT_TOKENS:
+        count = max(1, min(length, longest - 2)) + 1
+        token_ids = [rng.randrange(vocab_size) for _ in range(count)]
+        ids = torch.tensor([token_ids], device=model.device)
+        positions = torch.arange(count, device=model.device)[None]
+        output = model(input_ids=ids, position_ids=positions, use_cache=False)
+        results.append(PlainResult(token_ids, output.logits[0, -2:].float()))
+    return results
+
+
+@torch.inference_mode()
+def self_test(
+    runner: ModelRunner, expected: Sequence[PlainResult], *, max_step_tokens: int
+) -> None:
+    """Compare the last row of each prompt, and the decode of one more token, in mixed batches.
 
     `runner` needs a KV cache of its own with `NUM_BLOCKS` blocks of `BLOCK_SIZE`.
     Raises `UnsupportedModel` where batched and single results differ by more than rounding.
     """
-    requests = _requests(runner, longest)
+    requests = [_request(number, plain) for number, plain in enumerate(expected)]
+    last = {
+        request.request_id: plain.token_ids[-1]
+        for request, plain in zip(requests, expected, strict=True)
+    }
     batched: dict[str, list[torch.Tensor]] = {request.request_id: [] for request in requests}
     for output in _steps(requests, min(ROWS_PER_STEP, max_step_tokens)):
         sampling = output.sampling
         for item, logits in zip(sampling, runner.compute_logits(output), strict=True):
             batched[item.request.request_id].append(logits)
-            item.request.token_ids.append(int(logits.argmax()))
-    switch_attention(runner.model, "eager")
-    try:
-        for request in requests:
-            expected = _plain_logits(runner, request.token_ids[:-1])
-            _compare(runner, batched[request.request_id], expected)
-    finally:
-        switch_attention(runner.model, IMPLEMENTATION)
+            # Whatever is the likeliest: the expected logits are those after this token.
+            item.request.token_ids.append(last[item.request.request_id])
+    for request, plain in zip(requests, expected, strict=True):
+        _compare(runner, batched[request.request_id], plain.logits)
 
 
-def _requests(runner: ModelRunner, longest: int) -> list[Request]:
-    rng = random.Random(1)
-    embeddings: Any = runner.model.get_input_embeddings()
-    vocab_size = len(embeddings.weight)
-    requests = []
-    for number, length in enumerate(PROMPT_TOKENS):
-        prompt = [rng.randrange(vocab_size) for _ in range(max(1, min(length, longest - 2)))]
-        request = Request(f"self-test-{number}", prompt, SamplingParams(max_tokens=2))
-        num_blocks = -(-(len(prompt) + 2) // BLOCK_SIZE)
-        # Interleaved and backwards, so that a wrong block table cannot go unnoticed.
-        request.block_ids = [
-            NUM_BLOCKS - 1 - number - len(PROMPT_TOKENS) * block for block in range(num_blocks)
-        ]
-        requests.append(request)
-    return requests
+def _request(number: int, plain: PlainResult) -> Request:
+    prompt = plain.token_ids[:-1]
+    request = Request(f"self-test-{number}", prompt, SamplingParams(max_tokens=2))
+    num_blocks = -(-(len(prompt) + 2) // BLOCK_SIZE)
+    # Interleaved and backwards, so that a wrong block table cannot go unnoticed.
+    request.block_ids = [
+        NUM_BLOCKS - 1 - number - len(PROMPT_TOKENS) * block for block in range(num_blocks)
+    ]
+    return request
 
 
 def _steps(requests: Sequence[Request], max_rows: int) -> Iterator[SchedulerOutput]:
@@ -89,15 +116,6 @@ def _steps(requests: Sequence[Request], max_rows: int) -> Iterator[SchedulerOutp
         if not scheduled:
             return
         yield SchedulerOutput(tuple(scheduled), max_rows - room)
-
-
-def _plain_logits(runner: ModelRunner, token_ids: list[int]) -> torch.Tensor:
-    """Of the last two rows, `[2, vocab]` float32, by the model's own eager attention."""
-    ids = torch.tensor([token_ids], device=runner.device)
-    positions = torch.arange(len(token_ids), device=runner.device)[None]
-    result = runner.model(input_ids=ids, position_ids=positions, use_cache=False)
-    logits: torch.Tensor = result.logits[0, -2:].float()
-    return logits
 
 
 def _compare(runner: ModelRunner, batched: Sequence[torch.Tensor], expected: torch.Tensor) -> None:

@@ -139,6 +139,6 @@ class Tokenizer:
 
 def _has_byte_fallback(backend: Backend) -> bool:
     """Whether characters outside the vocabulary decode from tokens like `<0xE2>`."""
-    return '"type":"ByteFallback"' in json.dumps(
-        json.loads(backend.to_str())["decoder"], separators=(",", ":")
-    )
+    # Only the decoder's JSON, as it is pickled: the whole tokenizer's has the vocabulary in it.
+    state = b"{}" if backend.decoder is None else backend.decoder.__getstate__()
+    return '"type":"ByteFallback"' in json.dumps(json.loads(state), separators=(",", ":"))

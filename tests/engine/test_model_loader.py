@@ -9,9 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from support_models import tiny_config, tiny_model
+from tokenmill_engine import fusion
 from tokenmill_engine.checkpoint import LoadedModel
 from tokenmill_engine.config import EngineConfig
 from tokenmill_engine.errors import ConfigError, UnsupportedModel
+from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.model_loader import ModelFacts, build_runner, load_runner
 
 CHUNKED = tiny_config(
@@ -28,6 +30,14 @@ CHUNKED = tiny_config(
 @pytest.fixture(scope="module")
 def llama() -> PreTrainedModel:
     return tiny_model()
+
+
+@pytest.fixture
+def native_linears() -> None:
+    try:
+        load_kernel("linear")
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
 
 
 def facts_of(model: PreTrainedModel, **options: object) -> ModelFacts:
@@ -118,6 +128,25 @@ def test_the_self_test_finds_what_depends_on_the_neighbours(dtype: torch.dtype) 
     finally:
         hook.remove()
     assert facts_of(llama).num_blocks == 100
+
+
+@pytest.mark.usefixtures("native_linears")
+def test_the_self_test_finds_modules_that_were_fused_wrongly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against the model before it was fused: afterwards all its forwards may be wrong alike."""
+
+    def model_with_a_louder_layer() -> PreTrainedModel:
+        model = tiny_model()
+        mlp = model.model.layers[1].mlp
+        own = mlp.forward
+        mlp.forward = lambda x: 1.5 * own(x)
+        return model
+
+    assert facts_of(model_with_a_louder_layer()).num_blocks == 100
+    monkeypatch.setattr(fusion, "_same", lambda *_: True)
+    with pytest.raises(UnsupportedModel, match="other results in a batch than alone"):
+        facts_of(model_with_a_louder_layer())
 
 
 def test_load_runner_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,10 +264,14 @@ int64_t tokenmill_packed_size(int64_t outputs, int64_t inputs) {
 
 // Into every `step`-th panel from `first` on.
 void tokenmill_pack(const float* weight, int64_t outputs, int64_t inputs, int64_t first,
-                    int64_t step, void* packed, int32_t as_bfloat16) {
+                    int64_t step, void* packed, int32_t as_bfloat16, int32_t num_threads) {
   const Packing p{outputs, inputs, first, step};
-  if (as_bfloat16) pack(weight, p, static_cast<bfloat16*>(packed));
-  else pack(weight, p, static_cast<float*>(packed));
+  if (as_bfloat16) pack(weight, p, static_cast<bfloat16*>(packed), num_threads);
+  else pack(weight, p, static_cast<float*>(packed), num_threads);
+}
+
+int32_t tokenmill_fits_bfloat16(const float* numbers, int64_t count, int32_t num_threads) {
+  return fits_bfloat16(numbers, count, num_threads);
 }
 
 void tokenmill_unpack(const void* packed, int64_t outputs, int64_t inputs, int64_t first,

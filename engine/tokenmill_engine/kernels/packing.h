@@ -6,7 +6,9 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "vectors.h"
 
@@ -28,12 +30,39 @@ int64_t place(int64_t n, int64_t k, int64_t inputs, int64_t first, int64_t step)
 
 struct Packing { int64_t outputs, inputs, first, step; };
 
+// One panel's numbers in their order, wherever the panel is.
 template <class T>
-void pack(const float* weight, const Packing& p, T* packed) {
-  for (int64_t n = 0; n < ceil_div(p.outputs, PANEL) * PANEL; n++)
-    for (int64_t k = 0; k < even(p.inputs); k++)
-      from_float(n < p.outputs && k < p.inputs ? weight[n * p.inputs + k] : 0.0f,
-                 packed + place<T>(n, k, p.inputs, p.first, p.step));
+void pack_panel(const float* weight, const Packing& p, int64_t panel, T* out) {
+  constexpr int64_t GROUP = sizeof(T) == sizeof(float) ? 1 : 2;
+  for (int64_t first = 0; first < even(p.inputs); first += GROUP)
+    for (int64_t n = panel * PANEL; n < (panel + 1) * PANEL; n++)
+      for (int64_t k = first; k < first + GROUP; k++)
+        from_float(n < p.outputs && k < p.inputs ? weight[n * p.inputs + k] : 0.0f, out++);
+}
+
+template <class T>
+void pack(const float* weight, const Packing& p, T* packed, int threads) {
+  const int64_t panels = ceil_div(p.outputs, PANEL);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t panel = 0; panel < panels; panel++)
+    pack_panel(weight, p, panel, packed + (p.first + panel * p.step) * even(p.inputs) * PANEL);
+}
+
+// Whether bfloat16 holds all of `count` numbers exactly.
+inline bool fits_bfloat16(const float* numbers, int64_t count, int threads) {
+  constexpr int64_t PIECE = 1 << 14;
+  const int64_t pieces = ceil_div(count, PIECE);
+  uint32_t lost = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(| : lost)
+  for (int64_t piece = 0; piece < pieces; piece++) {
+    if (lost) continue;
+    for (int64_t i = piece * PIECE; i < std::min(count, (piece + 1) * PIECE); i++) {
+      uint32_t bits;
+      std::memcpy(&bits, numbers + i, sizeof bits);
+      lost |= bits & 0xFFFF;
+    }
+  }
+  return !lost;
 }
 
 template <class T>
