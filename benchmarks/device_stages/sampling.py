@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill_engine.device_sampling import choose_on_device, pack_settings, sample_on_device
+from tokenmill_engine.device_sampling import choose_on_device, sample_on_device
+from tokenmill_engine.packed_settings import pack_settings
 from tokenmill_engine.request import Request
 from tokenmill_engine.sampler import choose_by_torch
 from tokenmill_engine.sampling_params import SamplingParams

@@ -1,46 +1,22 @@
 """Choosing tokens on a GPU: settings go there in one copy, token ids come back in one.
 
-The tokens are those that `draw.py` chooses for the same logits, up to the last bit of `exp`.
+The tokens are those that `draw.py` chooses for the same logits.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .draw import argmax
+from .packed_settings import NUM_SETTINGS, pack_settings
 from .request import Request
-
-#: Rows of the matrix of settings, 8 bytes each; float64 from TEMPERATURE on.
-SEED, POSITION, TOP_K, TEMPERATURE, LOG_MIN_P, TOP_P = range(6)
-NUM_SETTINGS = 6
 
 _BLOCK = 2048  # logits that a program holds at once; more of them spill registers on sm_80
 _NUM_WARPS = 8
-
-
-def pack_settings(requests: Sequence[Request]) -> NDArray[np.int64]:
-    """What the kernel must know of each request, `[NUM_SETTINGS, N]` 8-byte words.
-
-    The noise is computed where the token is chosen, from the seed and the position of the token:
-    a request has no state on the device, so nothing moves when it is preempted or taken over.
-    """
-    packed = np.empty((NUM_SETTINGS, len(requests)), np.int64)
-    numbers = packed.view(np.float64)
-    params = [request.params for request in requests]
-    packed[SEED] = np.array([request.seed for request in requests], np.uint64).view(np.int64)
-    packed[POSITION] = [request.num_output_tokens for request in requests]
-    packed[TOP_K] = [param.top_k for param in params]
-    numbers[TEMPERATURE] = [0.0 if param.is_greedy else param.temperature for param in params]
-    numbers[LOG_MIN_P] = [math.log(param.min_p) if param.min_p else -math.inf for param in params]
-    numbers[TOP_P] = [param.top_p for param in params]
-    return packed
 
 
 def sample_on_device(logits: Tensor, settings: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 Two choices make the drawn token a function of its own row, bit for bit, whatever the batch:
 
-* Probabilities become integers (`exp(z) * 2**40`, rounded down). Integer sums do not depend on the
-  order of addition, floating-point sums do, and the order depends on the shape of the batch.
+* Probabilities become integers (`exp(z) * 2**40`, rounded down, see `shares`). Integer sums do not
+  depend on the order of addition, floating-point sums do, and the order depends on the shape of the
+  batch.
 * Every filter is a lower bound on the scaled logit. Tokens tied with the last one that a filter
   keeps are kept too, so no sort has to break a tie; logits computed in 16 bits are full of ties.
 
@@ -12,6 +13,8 @@ The filters apply in vLLM's order: min-p, then top-k, then top-p among what is l
 Most of a vocabulary is out of the question before anything is known of it exactly: below min-p,
 behind more than k others, or so unlikely that its integer is zero. Those tokens are dropped by a
 comparison first, and what is expensive (`exp`, sorting) is done for the rest.
+
+This is plain numpy and torch: the kernels that choose the very same tokens are tested against it.
 """
 
 from __future__ import annotations
@@ -25,13 +28,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
+from .shares import LOWEST, FloatArray, IntArray, Shares
 
 NO_TOKEN = -1  # the row's logits are NaN, infinite or all masked
 _ROWS = 8  # so many stay in the cache of a CPU
-_SCALE = 2.0**40  # leaves 2**22 vocabulary entries of head room in 63 bits
-_LOWEST = -28.0  # exp(-28) * 2**40 is below 1
 _NUM_LANES = 768  # of which the largest entries are known
 _NUCLEUS = 512  # tokens that a nucleus rarely exceeds
 _FEW = 0.25  # share of the vocabulary up to which picking entries pays
@@ -97,12 +97,11 @@ def _scaled(logits: Tensor, settings: Sequence[DrawSettings]) -> tuple[Tensor, F
 
 
 class _RowDrawer:
-    """Draws from one row after the other, in buffers that all of them share: fresh memory of this
-    size costs more than the arithmetic."""
+    """Draws from one row after the other."""
 
     def __init__(self, vocab: int) -> None:
-        self._floats = torch.empty(vocab)
-        self._shares = torch.empty(vocab, dtype=torch.int64)
+        self._shares_of = Shares(vocab)
+        self._nucleus_shares_of = Shares(vocab)  # while the result of the other is in use
 
     def __call__(self, scaled: FloatArray, row: DrawSettings, uniform: float) -> int:
         """The token of one row [V] of scaled logits."""
@@ -115,14 +114,6 @@ class _RowDrawer:
         place = _invert(shares, uniform)
         return place if token_ids is None else int(token_ids[place])
 
-    def _shares_of(self, scaled: FloatArray) -> IntArray:
-        """Unnormalised probabilities as integers; valid until the next call."""
-        count = len(scaled)
-        # torch's exp is the same for every element, whatever its place in a vector.
-        floats = torch.exp(torch.from_numpy(scaled), out=self._floats[:count]).mul_(_SCALE)
-        shares: IntArray = self._shares[:count].copy_(floats).numpy()
-        return shares
-
     def _nucleus_floor(self, scaled: FloatArray, shares: IntArray, top_p: float) -> np.float32:
         """The scaled logit of the token that crosses `top_p` of the mass."""
         total = int(shares.sum())
@@ -133,7 +124,7 @@ class _RowDrawer:
             # nucleus ends before them. A little less, so that rounding only lengthens the bound.
             likely = np.flatnonzero(shares > 0.999 * (1 - top_p) / len(shares) * total)
         largest = np.sort(scaled[likely])[::-1].copy()
-        mass = torch.from_numpy(largest).exp().mul_(_SCALE).to(torch.int64).cumsum(-1).numpy()
+        mass = self._nucleus_shares_of(largest).cumsum()
         floor: np.float32 = largest[min(int(mass.searchsorted(target)), len(largest) - 1)]
         return floor
 
@@ -156,7 +147,7 @@ def _keep_likely(scaled: FloatArray, row: DrawSettings) -> tuple[IntArray | None
 
     Token ids in vocabulary order (None: all of them) and their scaled logits.
     """
-    floor = np.float32(math.log(row.min_p)) if row.min_p else np.float32(_LOWEST)
+    floor = np.float32(math.log(row.min_p)) if row.min_p else np.float32(LOWEST)
     top_k = row.top_k if row.top_k < len(scaled) else 0
     if top_k:
         floor = max(floor, _bound_of_largest(scaled, top_k))
@@ -181,7 +172,7 @@ def _bound_of_largest(scaled: FloatArray, count: int) -> np.float32:
     """
     depth = len(scaled) // _NUM_LANES
     if count > _NUM_LANES or depth < 2:
-        return np.float32(_LOWEST)
+        return np.float32(LOWEST)
     # Lanes side by side in memory, so that the maximum of all of them is one vector operation.
     maxima = scaled[: depth * _NUM_LANES].reshape(depth, _NUM_LANES).max(0)
     bound: np.float32 = np.partition(maxima, _NUM_LANES - count)[_NUM_LANES - count]

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from .attention import AttentionMetadata, AttentionSpec, CallKey, ForwardContext, forward_context
 from .cuda_graphs import Computation, GraphDriver
-from .device_sampling import NUM_SETTINGS, pack_settings
 from .graph_buckets import Bucket, Buckets, StepLimits
 from .graph_plans import NotedPlans, StaticPlans, pad_metadata
 from .kv_cache import KVCache
 from .model_runner import GraphedStep
 from .outputs import SchedulerOutput
+from .packed_settings import NUM_SETTINGS, pack_settings
 from .static_arrays import HostArrays, Layout, StaticArrays
 from .step_inputs import StepInputs, build_step_inputs
 from .triton_attention import TritonPagedAttention

@@ -32,6 +32,11 @@ FLAGS = (
     # split them in some, and a row's result would depend on how many rows it is computed with.
     "-ffp-contract=fast", "--param=avoid-fma-max-bits=0",
 )  # fmt: skip
+#: What single sources need beside; the last word counts.
+FLAGS_OF = {
+    # Each product and each sum is rounded, as numpy does it: see `shares.py`.
+    "sample": ("-ffp-contract=off",),
+}
 #: A compiler that takes longer hangs.
 COMPILE_TIMEOUT_S = 300
 
@@ -113,6 +118,10 @@ def _source(name: str) -> Path:
     return Path(__file__).with_name(f"{name}.cpp")
 
 
+def _flags(source: Path) -> tuple[str, ...]:
+    return (*FLAGS, *FLAGS_OF.get(source.stem, ()))
+
+
 def _compiler() -> str:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
@@ -151,7 +160,7 @@ def _key(source: Path, compiler: str) -> str:
 
 def _source_key(source: Path) -> str:
     headers = (header.read_bytes() for header in sorted(source.parent.glob("*.h")))
-    return _hash(source.read_bytes(), *headers, " ".join(FLAGS).encode())
+    return _hash(source.read_bytes(), *headers, " ".join(_flags(source)).encode())
 
 
 def _hash(*parts: bytes) -> str:
@@ -173,7 +182,7 @@ def _compile(source: Path, compiler: str, library: Path, *, march: str = "native
         # Under a name of its own first: several workers may start at once.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            command = [compiler, *FLAGS, f"-march={march}", str(source), "-o", str(made)]
+            command = [compiler, *_flags(source), f"-march={march}", str(source), "-o", str(made)]
             result = subprocess.run(
                 command, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S
             )

@@ -12,13 +12,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenmill_engine.device_sampling import LOG_MIN_P, POSITION, SEED, TEMPERATURE, TOP_K, TOP_P
+from tokenmill_engine import shares
+from tokenmill_engine.packed_settings import LOG_MIN_P, POSITION, SEED, TEMPERATURE, TOP_K, TOP_P
 
 # What a kernel reads of its module must be marked as constant.
 SEED_ROW, POSITION_ROW, TOP_K_ROW = map(tl.constexpr, (SEED, POSITION, TOP_K))
 TEMPERATURE_ROW, LOG_MIN_P_ROW, TOP_P_ROW = map(tl.constexpr, (TEMPERATURE, LOG_MIN_P, TOP_P))
 _NO_TOKEN = tl.constexpr(-1)
-_SCALE = tl.constexpr(2.0**40)
+_FLOOR, _MAGIC, _LOG2_E = map(tl.constexpr, (shares.FLOOR, shares.MAGIC, shares.LOG2_E))
+_LN2_HIGH, _LN2_LOW = map(tl.constexpr, (shares.LN2_HIGH, shares.LN2_LOW))
+_P7, _P6, _P5, _P4, _P3, _P2 = map(tl.constexpr, shares.COEFFICIENTS)
+_POWER = tl.constexpr(shares.EXPONENT_BIAS + shares.SCALE_BITS << 23)
 _UNIT = tl.constexpr(2.0**-52)
 _INFINITY_BITS = tl.constexpr(0x7F800000)
 
@@ -38,8 +42,22 @@ def _bits(scaled):
 
 @triton.jit
 def _shares(scaled, kept):
-    """Unnormalised probabilities as integers, zero for what the filters removed."""
-    shares = (tl.exp(scaled) * _SCALE).to(tl.int64)
+    """Unnormalised probabilities as integers, zero for what the filters removed.
+
+    The steps of `shares.py`, one rounding each; the kernel is compiled without fused ones.
+    """
+    z = tl.maximum(scaled, _FLOOR)
+    shifted = z * _LOG2_E + _MAGIC
+    n = shifted - _MAGIC
+    r = z - n * _LN2_HIGH - n * _LN2_LOW
+    p = r * _P7 + _P6
+    p = p * r + _P5
+    p = p * r + _P4
+    p = p * r + _P3
+    p = p * r + _P2
+    p = p * (r * r) + r + 1.0
+    power = (shifted.to(tl.int32, bitcast=True) << 23) + _POWER
+    shares = (p * power.to(tl.float32, bitcast=True)).to(tl.int64)
     return tl.where(_bits(scaled) <= kept, shares, 0)
 
 

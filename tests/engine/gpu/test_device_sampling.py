@@ -14,15 +14,11 @@ import triton
 import triton.language as tl
 
 from support_sampling import NO_RULES, make_request, make_sampler, random_logits, schedule
-from tokenmill_engine.device_sampling import (
-    NUM_SETTINGS,
-    choose_on_device,
-    pack_settings,
-    sample_on_device,
-)
+from tokenmill_engine.device_sampling import choose_on_device, sample_on_device
 from tokenmill_engine.draw import NO_TOKEN, DrawSettings, argmax, draw
 from tokenmill_engine.kernels import triton_sample
 from tokenmill_engine.noise import uniform
+from tokenmill_engine.packed_settings import NUM_SETTINGS, pack_settings
 from tokenmill_engine.request import Request
 from tokenmill_engine.sampler import Sampler
 

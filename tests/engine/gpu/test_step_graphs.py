@@ -20,8 +20,8 @@ from support_models import (
     tiny_model,
 )
 from support_zoo import SERVED
-from tokenmill_engine.device_sampling import pack_settings
 from tokenmill_engine.outputs import SampledToken, ScheduledRequest, SchedulerOutput
+from tokenmill_engine.packed_settings import pack_settings
 
 TOLERANCE = 2e-3
 SMALL = tiny_config(num_hidden_layers=1)
