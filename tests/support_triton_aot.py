@@ -65,9 +65,10 @@ def compile_all(builds: list[Build], cache: Path) -> list[Usage]:
 
 
 #: Parameters of the kernels that are neither constants nor int32 (pointers, counts and strides).
-FLOATS = {"scaling", "softcap"}
-FLOAT32_POINTERS = {"part_values", "part_stats", "logits"}
+FLOATS = {"scaling", "softcap", "epsilon"}
+FLOAT32_POINTERS = {"part_values", "part_stats", "logits", "weight", "query_norm", "key_norm"}
 TENSORS = {"output", "query", "key", "value", "key_cache", "value_cache", "sinks"}
+TENSORS |= {"normed", "total", "rows", "residual", "pairs", "prepared", "cos", "sin"}
 INT64_POINTERS = {"slot_blocks", "slot_offsets", "settings", "token_ids"}
 INT32_POINTERS = {"sequences", "block_ids", "items", "merges"}
 

@@ -28,6 +28,7 @@ from .attention import (
     LayerCache,
     forward_context,
 )
+from .fused_operations import HeadPreparation
 
 #: Beside what torch itself marks: composite operations that end in one of those it marks, and
 #: tensors made from Python numbers, which are born on the host.
@@ -135,7 +136,9 @@ def _frames() -> Iterator[tuple[PurePath, int]]:
 
 
 class _Echo:
-    """An `AttentionBackend` that launches next to nothing: queries or values out of shape."""
+    """A `PreparingBackend` that launches next to nothing: queries or values out of shape."""
+
+    prepares_heads = True  # so that fused modules are watched as they will run
 
     def cache_shapes(
         self, spec: AttentionSpec, num_blocks: int, block_size: int
@@ -150,6 +153,8 @@ class _Echo:
         layer: LayerCache,
         meta: AttentionMetadata,
         rule: AttentionRule,
+        *,
+        heads: HeadPreparation | None = None,
     ) -> torch.Tensor:
         return query.new_zeros(len(query), query.shape[1], value.shape[-1])
 

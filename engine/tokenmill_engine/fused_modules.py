@@ -21,8 +21,8 @@ from .fused_operations import (
     HeadPreparation,
     Norm,
     Operations,
-    PreparingBackend,
     Product,
+    prepares_heads,
 )
 
 Forward = Callable[..., Any]
@@ -152,14 +152,13 @@ class FusedAttention:
         self,
         module: nn.Module,
         call: AttentionCall,
-        backend: PreparingBackend,
         operations: Operations,
         *,
         rotates: bool,
         norms: tuple[Norm | None, Norm | None],
     ) -> None:
         self._own: Forward = module.forward
-        self._call, self._backend, self._rotates, self._norms = call, backend, rotates, norms
+        self._call, self._rotates, self._norms = call, rotates, norms
         names = ("q_proj", "k_proj", "v_proj")
         linears = [getattr(module, name) for name in names]
         out = module.o_proj
@@ -185,7 +184,7 @@ class FusedAttention:
     def ready(self, x: object, rotary: object) -> ForwardContext | None:
         """The context of the step, None where the module's own forward must run."""
         context = current_context()
-        if context is None or context.backend is not self._backend:
+        if context is None or not prepares_heads(context.backend):
             return None
         if not isinstance(x, torch.Tensor) or x.dtype != self.out.dtype:
             return None
@@ -216,7 +215,8 @@ class FusedAttention:
         cos, sin = (part[0].contiguous() for part in rotary)
         if not self._rotates:
             cos, sin = cos[:, :0], sin[:, :0]
-        attended = self._backend.write_and_attend(
+        assert prepares_heads(context.backend)
+        attended = context.backend.write_and_attend(
             qkv[:, :keys].view(rows, heads, spec.key_dim),
             qkv[:, keys:values].view(rows, spec.num_kv_heads, spec.key_dim),
             qkv[:, values:].view(rows, spec.num_kv_heads, spec.value_dim),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch.nn import functional
@@ -53,6 +53,8 @@ class HeadPreparation:
 class PreparingBackend(AttentionBackend, Protocol):
     """An attention backend that also does the heads' norms and rotary embedding."""
 
+    prepares_heads: bool  # True
+
     def write_and_attend(
         self,
         query: torch.Tensor,
@@ -65,6 +67,10 @@ class PreparingBackend(AttentionBackend, Protocol):
         heads: HeadPreparation | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.write_and_attend`; `heads` is done to Q and K on the way."""
+
+
+def prepares_heads(backend: AttentionBackend) -> TypeGuard[PreparingBackend]:
+    return getattr(backend, "prepares_heads", False)
 
 
 class Product(Protocol):

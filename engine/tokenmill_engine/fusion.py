@@ -129,7 +129,6 @@ def _fuse_attention(module: nn.Module, record: _Record, step: _Step) -> int:
         fused = FusedAttention(
             module,
             AttentionCall(key, spec, rule),
-            step.backend,
             step.operations,
             rotates=rotates,
             norms=(query_norm, key_norm),
@@ -251,5 +250,8 @@ def _same(got: Any, expected: Any) -> bool:
         return got is expected
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
-    difference = float((got.float() - expected.float()).abs().max())
-    return difference <= TOLERANCES[expected.dtype] * float(expected.float().std())
+    # What a last rounding may do to a number belongs to its own size: a few of a model's numbers
+    # can be a hundred times as large as the others.
+    own = torch.finfo(expected.dtype).eps * expected.float().abs()
+    beyond = float(((got.float() - expected.float()).abs() - own).max())
+    return beyond <= TOLERANCES[expected.dtype] * float(expected.float().std())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +12,7 @@ from .attention import AttentionBackend, AttentionSpec, CallKey
 from .config import Kernels
 from .device_sampling import choose_on_device, warm_up
 from .errors import ConfigError
+from .fused_operations import Operations, PreparingBackend
 from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
 from .linear_kernel import DTYPES, NativeOperations
@@ -21,6 +22,7 @@ from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention
 from .sampler import TokenChooser, choose_by_torch
 from .triton_attention import TritonPagedAttention
+from .triton_fusions import TritonOperations
 
 logger = logging.getLogger(__name__)
 
@@ -60,21 +62,23 @@ def prepare_modules(
     backend: AttentionBackend,
     specs: Mapping[CallKey, AttentionSpec],
 ) -> None:
-    """Fuses modules and packs linear layers in place, unless torch's own are faster; logs it.
+    """Fuses modules and, on a CPU, packs linear layers in place; logs it.
 
     On a processor that multiplies bfloat16 itself, torch does that several times faster than our
-    kernel, which computes in float32.
+    kernel, which computes in float32: there, nothing is changed.
     """
-    if kernels == "torch" or model.device.type != "cpu":
+    if kernels == "torch":
+        return
+    if isinstance(backend, TritonPagedAttention):
+        _fuse(model, backend, specs, TritonOperations)
+        return
+    if model.device.type != "cpu":
         return
     if kernels == "auto" and model.dtype == torch.bfloat16 and _multiplies_bfloat16():
         logger.info("linear layers: plain torch, for this processor multiplies bfloat16")
         return
     if isinstance(backend, NativePagedAttention) and model.dtype in DTYPES:
-        try:
-            fuse_modules(model, backend, specs, NativeOperations())
-        except KernelUnavailable as why:
-            logger.warning("modules are not fused: %s", why)
+        _fuse(model, backend, specs, NativeOperations)
     pack_linears(model)
 
 
@@ -101,6 +105,18 @@ def choose_sampling(
         return choose_by_torch
     logger.info("sampling: native kernel")
     return chooser
+
+
+def _fuse(
+    model: PreTrainedModel,
+    backend: PreparingBackend,
+    specs: Mapping[CallKey, AttentionSpec],
+    operations: Callable[[], Operations],
+) -> None:
+    try:
+        fuse_modules(model, backend, specs, operations())
+    except KernelUnavailable as why:
+        logger.warning("modules are not fused: %s", why)
 
 
 def _multiplies_bfloat16() -> bool:

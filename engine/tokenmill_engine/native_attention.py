@@ -51,6 +51,8 @@ class NativePagedAttention:
     Raises KernelUnavailable where the kernel cannot be built or does not know a type of `specs`.
     """
 
+    prepares_heads = True
+
     def __init__(self, specs: Iterable[AttentionSpec]) -> None:
         for spec in specs:
             if spec.dtype not in DTYPES:

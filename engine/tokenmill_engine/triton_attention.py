@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
+from .fused_operations import HeadPreparation
 from .kernels.build import KernelUnavailable
 from .triton_tiles import (
     DTYPES,
@@ -24,8 +25,8 @@ from .triton_tiles import (
     heads_per_program,
     merge_constants,
     prompt_tile,
-    write_constants,
 )
+from .triton_writes import load_elementwise_kernels, write_kv, write_prepared
 from .work_list import SPLIT_TOKENS, StepTables, Table, WorkKey, WorkList, plan_work, step_tables
 
 #: Ampere: bfloat16 and asynchronous copies. The kernels were compiled for nothing older.
@@ -79,6 +80,8 @@ class TritonPagedAttention:
     them. Raises KernelUnavailable where the kernels do not run or do not fit a call of `specs`.
     """
 
+    prepares_heads = True
+
     def __init__(
         self,
         specs: Iterable[AttentionSpec],
@@ -88,7 +91,7 @@ class TritonPagedAttention:
     ) -> None:
         for spec in specs:
             _check(spec)
-        self._kernels = load_triton_kernels()
+        self._kernels, self._elementwise = load_triton_kernels(), load_elementwise_kernels()
         self._interpreted = _check_device(self._kernels, device)
         self._split_tokens = split_tokens
         self.plans: PlanSource = FreshPlans(device)
@@ -112,41 +115,23 @@ class TritonPagedAttention:
         layer: LayerCache,
         meta: AttentionMetadata,
         rule: AttentionRule,
+        *,
+        heads: HeadPreparation | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.write_and_attend`."""
+        """See `PreparingBackend.write_and_attend`."""
         query, key, value = map(_dense_last, (query, key, value))
         shape = CallShape(
             query.shape[1], key.shape[1], key.shape[2], value.shape[2], dtype=query.dtype
         )
         slots = (meta.slot_blocks, meta.slot_offsets)
-        _write_kv(self._kernels, key, value, layer, slots, shape)
+        if heads is None:
+            write_kv(self._kernels, key, value, layer, slots, shape)
+        else:
+            rows = (query, key, value)
+            query = write_prepared(self._elementwise, rows, heads, layer, slots, shape)
         plan = self.plans.plan(meta, self.work_key(shape, rule))
         call = _Call(self._kernels, shape, rule, layer, plan, meta.block_size, self._interpreted)
         return call.attend(query, self._split_tokens)
-
-
-def _write_kv(
-    kernels: ModuleType,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layer: LayerCache,
-    slots: tuple[torch.Tensor, torch.Tensor],
-    shape: CallShape,
-) -> None:
-    """`slots`: block and place in it of each row, int64."""
-    grid = (len(key), -(-shape.num_kv_heads // heads_per_program(shape.num_kv_heads)))
-    kernels.write_kv[grid](
-        key,
-        value,
-        layer.key,
-        layer.value,
-        *slots,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *layer.key.stride()[:3],
-        *layer.value.stride()[:3],
-        **write_constants(shape),
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +249,7 @@ def try_out(kernels: ModuleType, device: torch.device) -> None:
         cache = torch.zeros(1, 1, 1, 16, device=device)
         slot = torch.zeros(1, dtype=torch.int64, device=device)
         shape = CallShape(1, 1, 16, 16, numbers.dtype)
-        _write_kv(kernels, numbers, numbers, LayerCache(cache, cache), (slot, slot), shape)
+        write_kv(kernels, numbers, numbers, LayerCache(cache, cache), (slot, slot), shape)
         done = bool((cache == 1).all())
     except Exception as error:  # of the compiler, the driver or the file system
         reason = str(error).strip().partition("\n")[0]
