@@ -30,6 +30,7 @@ import transformers
 from .device_stages.attention import check_attention, time_attention
 from .device_stages.context import Bench, CheckFailed
 from .device_stages.engine import check_engine, check_graphs, run_workload
+from .device_stages.fusions import time_fusions
 from .device_stages.machine import check_machine
 from .device_stages.sampling import check_sampling
 from .device_stages.steps import time_large_model, time_small_model
@@ -52,13 +53,14 @@ STAGES = (
     Stage("1 attention", check_attention, 70),
     Stage("2 graphs", check_graphs, 30, ("1 attention",)),
     Stage("3 sampling", check_sampling, 15),
-    Stage("4 engine", check_engine, 60, ("1 attention",)),
+    Stage("4 engine", check_engine, 80, ("1 attention",)),
     Stage("5 attention speed", time_attention, 60, ("1 attention",)),
     Stage("6 steps of 0.6B", time_small_model, 60, ("2 graphs",)),
     Stage("7 steps of 8B", time_large_model, 80, ("2 graphs",)),
     Stage("8 workload", run_workload, 60, ("2 graphs",)),
+    Stage("9 fusions", time_fusions, 60, ("2 graphs",)),
 )
-RUNS = {"a": "012345", "b": "02678", "all": "012345678"}
+RUNS = {"a": "012345", "b": "026789", "all": "0123456789"}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -16,7 +16,8 @@ from tokenmill_engine.request import Request
 from tokenmill_engine.sampling_params import SamplingParams
 
 from .context import Bench
-from .serving import SHAPES, TINY, Serving, random_model
+from .fusions import check_fusions
+from .serving import SHAPES, TINY, Serving, random_model, widen
 
 #: Calculated for an H200: 256 requests, prompts and answers of 100 to 1,024 tokens.
 FLOOR_TOKENS_PER_S = 35_200
@@ -58,7 +59,11 @@ def check_graphs(bench: Bench) -> None:
 
 
 def check_engine(bench: Bench) -> None:
-    """Stage 4: greedy tokens as `generate` has them, with and without graphs, and preempted."""
+    """Stage 4: greedy tokens as `generate` has them, with and without graphs, and preempted.
+
+    Modules are fused as in any engine; `check_fusions` looks at them alone first.
+    """
+    check_fusions(bench)
     lengths, new_tokens = ((7, 8), 6) if bench.tiny else ((5, 37, 61, 90, 3, 150), 24)
     # So few that all requests start and not all can grow.
     block, few, many = (4, 6, 12) if bench.tiny else (16, 18, 64)
@@ -76,7 +81,7 @@ def check_engine(bench: Bench) -> None:
             return
         settings = _settings(bench) | FAMILIES[name]
         model = random_model(bench, name, settings, torch.float32)
-        _widen(model)
+        widen(model)
         prompts = _prompts(lengths, int(str(settings["vocab_size"])))
         wanted = [_by_generate(model, prompt, new_tokens) for prompt in prompts]
         serving = Serving.of(bench, model, **sizes, **options)
@@ -138,16 +143,6 @@ def _prompts(lengths: tuple[int, ...] | list[int], vocab: int) -> list[list[int]
 def _greedy(number: int, prompt: list[int], new_tokens: int) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     return Request(str(number), prompt, params)
-
-
-@torch.no_grad()
-def _widen(model: PreTrainedModel) -> None:
-    """With weights as small as transformers draws them, attention hardly changes a token."""
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(3.0)
-        elif "sink" in name:
-            parameter.normal_()
 
 
 @torch.inference_mode()

@@ -17,8 +17,10 @@ from tokenmill_engine.graph_buckets import StepLimits
 from tokenmill_engine.kv_cache_manager import KVCacheManager
 from tokenmill_engine.model_loader import ModelFacts, build_runner
 from tokenmill_engine.model_runner import ModelRunner
+from tokenmill_engine.outputs import ScheduledRequest, SchedulerOutput
 from tokenmill_engine.request import Request
 from tokenmill_engine.sampler import Sampler
+from tokenmill_engine.sampling_params import SamplingParams
 from tokenmill_engine.scheduler import Scheduler
 from tokenmill_engine.step_graphs import GraphedModel, StepGraphs
 from tokenmill_engine.triton_attention import TritonPagedAttention
@@ -77,6 +79,16 @@ def random_model(
     return model.eval()
 
 
+@torch.no_grad()
+def widen(model: PreTrainedModel) -> None:
+    """With weights as small as transformers draws them, attention hardly changes a token."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(3.0)
+        elif "sink" in name:
+            parameter.normal_()
+
+
 @dataclass
 class Serving:
     """A model behind scheduler, runner and sampler."""
@@ -86,11 +98,18 @@ class Serving:
     graphs: StepGraphs | None
 
     @classmethod
-    def of(cls, bench: Bench, model: PreTrainedModel, **options: object) -> Serving:
-        """`options` of `EngineConfig`. On a CPU the kernels run in Triton's interpreter."""
+    def of(
+        cls, bench: Bench, model: PreTrainedModel, *, fused: bool = True, **options: object
+    ) -> Serving:
+        """`options` of `EngineConfig`. On a CPU the kernels run in Triton's interpreter.
+
+        `fused`: with the fused modules that an engine has; else with its attention alone.
+        """
         defaults = {"max_num_batched_tokens": 2048, "skip_self_test": bench.is_cuda is False}
-        config = EngineConfig(model="device check", **defaults | options)
-        backend = None if bench.is_cuda else TritonPagedAttention([], bench.device)
+        kernels = {} if fused else {"kernels": "torch"}
+        config = EngineConfig(model="device check", **defaults | options | kernels)
+        given = not (bench.is_cuda and fused)
+        backend = TritonPagedAttention([], bench.device) if given else None
         runner, facts = build_runner(LoadedModel(model), config, backend=backend)
         if not bench.is_cuda and not config.enforce_eager:
             facts = replace(facts, num_blocks=facts.num_blocks - 1)  # the last one is the spare
@@ -102,6 +121,13 @@ class Serving:
         return Sampler(
             rules=GenerationRules(), encode_bad_words=lambda _: (), choose=choose_on_device
         )
+
+    def prompt_logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Of the last row of a prompt, `[vocab]` float32."""
+        request = Request("prompt", token_ids, SamplingParams())
+        request.block_ids = list(range(-(-len(token_ids) // self.facts.block_size)))
+        scheduled = (ScheduledRequest(request, 0, len(token_ids)),)
+        return self.runner.compute_logits(SchedulerOutput(scheduled, len(token_ids)))[0]
 
     def generate(self, requests: Sequence[Request]) -> int:
         """Compute all of them to their ends; returns how often one was preempted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -32,54 +33,73 @@ def time_large_model(bench: Bench) -> None:
 
 
 def _time_model(bench: Bench, name: str) -> None:
-    model_type, settings = SHAPES[name]
-    batches, context, prompts = (1, 64, 256), CONTEXT_TOKENS, (1024, 8192)
-    if bench.tiny:
-        settings, batches, context, prompts = TINY, (2,), 20, (16,)
-    model = random_model(bench, model_type, settings, bench.dtype)
-    block = 16 if bench.tiny else 32
-    blocks = max(batches) * (context // block + 1) + 1
-    serving = Serving.of(
-        bench,
-        model,
-        max_num_seqs=max(batches),
-        max_num_batched_tokens=max(prompts),
-        max_model_len=max(prompts) + 1,
-        num_gpu_blocks_override=max(blocks, max(prompts) // block + 2),
-        block_size=block,
-        skip_self_test=True,
-    )
-    serving.runner.kv_cache.fill(0.0)
-    for batch in batches:
+    timed = TimedModel.of(bench, name)
+    for batch in timed.batches:
         if bench.is_out_of_time:
             bench.line("out of time", left_out=f"batch {batch}")
             return
-        _time_decode(bench, serving, name, batch, context)
-    for tokens in prompts:
-        step = _step(serving, 1, tokens, rows=tokens)
-        milliseconds = bench.median_ms(lambda step=step: serving.runner.compute_logits(step))
+        figures = timed.decode_figures(bench, batch)
+        if not bench.tiny:
+            figures["floor_ms"] = FLOORS_MS[name][batch]
+            figures["of_floor"] = FLOORS_MS[name][batch] / float(str(figures["graph_ms"]))
+        bench.line(f"{name} decode", batch=batch, context=timed.context_tokens, **figures)
+    for tokens in timed.prompts:
+        step = _step(timed.serving, 1, tokens, rows=tokens)
+        milliseconds = bench.median_ms(lambda step=step: timed.serving.runner.compute_logits(step))
         bench.line(f"{name} prompt", tokens=tokens, tokens_per_s=tokens / milliseconds * 1e3)
 
 
-def _time_decode(bench: Bench, serving: Serving, name: str, batch: int, context: int) -> None:
-    step, sampler, runner = _step(serving, batch, context), serving.new_sampler(), serving.runner
-    graphs, runner.graphs = runner.graphs, None
-    plain_ms = bench.median_ms(lambda: runner.execute(step, sampler))
-    runner.graphs = graphs
-    reserved = torch.cuda.memory_reserved() if bench.is_cuda else 0
-    began_s = time.monotonic()
-    for _ in range(2):  # the second is recorded
-        runner.execute(step, sampler)
-    capture_s = time.monotonic() - began_s
-    graph_ms = bench.median_ms(lambda: runner.execute(step, sampler), repeats=100)
-    figures: dict[str, object] = {"plain_ms": plain_ms, "graph_ms": graph_ms}
-    if not bench.tiny:
-        figures["floor_ms"] = FLOORS_MS[name][batch]
-        figures["of_floor"] = FLOORS_MS[name][batch] / graph_ms
-    if bench.is_cuda:
-        figures["capture_mib"] = (torch.cuda.memory_reserved() - reserved) >> 20
-        figures |= _kernels(lambda: runner.execute(step, sampler))
-    bench.line(f"{name} decode", batch=batch, context=context, **figures, capture_s=capture_s)
+@dataclass
+class TimedModel:
+    """A random model of a real shape with room for the batches that are timed."""
+
+    serving: Serving
+    batches: tuple[int, ...]
+    context_tokens: int
+    prompts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, bench: Bench, name: str, *, fused: bool = True) -> TimedModel:
+        """`name` of `SHAPES`; the tiny one if the check is tiny."""
+        model_type, settings = SHAPES[name]
+        batches, context, prompts = (1, 64, 256), CONTEXT_TOKENS, (1024, 8192)
+        if bench.tiny:
+            settings, batches, context, prompts = TINY, (2,), 20, (16,)
+        model = random_model(bench, model_type, settings, bench.dtype)
+        block = 16 if bench.tiny else 32
+        blocks = max(batches) * (context // block + 1) + 1
+        serving = Serving.of(
+            bench,
+            model,
+            fused=fused,
+            max_num_seqs=max(batches),
+            max_num_batched_tokens=max(prompts),
+            max_model_len=max(prompts) + 1,
+            num_gpu_blocks_override=max(blocks, max(prompts) // block + 2),
+            block_size=block,
+            skip_self_test=True,
+        )
+        serving.runner.kv_cache.fill(0.0)
+        return cls(serving, batches, context, prompts)
+
+    def decode_figures(self, bench: Bench, batch: int) -> dict[str, object]:
+        """Milliseconds of a step without and with a graph; on a GPU also what it launches."""
+        serving, runner = self.serving, self.serving.runner
+        step, sampler = _step(serving, batch, self.context_tokens), serving.new_sampler()
+        graphs, runner.graphs = runner.graphs, None
+        plain_ms = bench.median_ms(lambda: runner.execute(step, sampler))
+        runner.graphs = graphs
+        reserved = torch.cuda.memory_reserved() if bench.is_cuda else 0
+        began_s = time.monotonic()
+        for _ in range(2):  # the second is recorded
+            runner.execute(step, sampler)
+        capture_s = time.monotonic() - began_s
+        graph_ms = bench.median_ms(lambda: runner.execute(step, sampler), repeats=100)
+        figures: dict[str, object] = {"plain_ms": plain_ms, "graph_ms": graph_ms}
+        if bench.is_cuda:
+            figures["capture_mib"] = (torch.cuda.memory_reserved() - reserved) >> 20
+            figures |= _kernels(lambda: runner.execute(step, sampler))
+        return {**figures, "capture_s": capture_s}
 
 
 def _step(serving: Serving, batch: int, context: int, rows: int = 1) -> SchedulerOutput:

@@ -34,6 +34,16 @@ def test_the_machine_and_the_attention(tmp_path: Path) -> None:
     assert "[1 attention] plain: error" in (tmp_path / "device_check.txt").read_text()
 
 
+def test_steps_with_and_without_fused_modules(tmp_path: Path) -> None:
+    status, lines = run(tmp_path, "--stages", "9")
+    assert status == 0
+    row, done = lines["9 fusions"]
+    assert done["what"] == "done"
+    assert {
+        f"{fused}_{kind}_ms" for fused in ("fused", "unfused") for kind in ("plain", "graph")
+    } <= set(row)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage(tmp_path: Path) -> None:
@@ -43,6 +53,8 @@ def test_every_stage(tmp_path: Path) -> None:
     assert all(stage[-1]["what"] == "done" for stage in lines.values())
     engine = [line for line in lines["4 engine"] if "preempted" in line]
     assert len(engine) == 6
+    fused = [line for line in lines["4 engine"] if "unfused_error" in line]
+    assert [line["layers"] for line in fused] == [1] * 4  # two models in two types
     assert lines["2 graphs"][0]["recorded"] > 0
 
 
