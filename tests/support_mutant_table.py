@@ -111,6 +111,15 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a delayed request that is served at once": (
         ("enqueue", "if (options.delay_ms or 0) <= 0 then return", "do return"),
     ),
+    "a delayed request whose work counts before and after its time": (
+        ("tick", "    undelay(id, work)\n    if", "    redis.call('ZREM', DELAYED, id)\n    if"),
+    ),
+    "an end that leaves the work of a delayed request": (
+        ("cancel", "  undelay(id, work)\n", "  redis.call('ZREM', DELAYED, id)\n"),
+    ),
+    "a recount that forgets what is delayed": (
+        ("tick", "  add_delayed_tokens(delayed_tokens)\n", ""),
+    ),
     "a queue deadline after the first lease": (
         ("tick", "if queue and attempts == '0' and", "if queue and"),
     ),
