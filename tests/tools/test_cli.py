@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -234,11 +235,13 @@ def test_queue_counts_what_is_held_back(queue: Queue) -> None:
     with queue.client() as client:
         for number in range(20):  # the window of a tenant is 16
             client.submit("x", request_id=f"r{number}")
+        client.submit("x", not_before=timedelta(hours=1))
 
     snapshot = json.loads(queue.run("queue", "--json").stdout)
 
     normal = next(row for row in snapshot["classes"] if row["name"] == "normal")
-    assert (normal["ready"], normal["held"], snapshot["queued"]) == (16, 4, 20)
+    assert (normal["ready"], normal["held"], snapshot["queued"]) == (16, 4, 21)
+    assert "21 queued, 0 running, 1 delayed, 0 dead" in queue.run("queue").stdout
 
 
 def test_an_empty_queue_says_that_nobody_works(queue: Queue) -> None:

@@ -110,6 +110,8 @@ def test_dead_requests_get_another_life(pool: Pool) -> None:
     assert (again.exit_code, again.stdout) == (1, "dead-1 it is not dead\n")
     assert sorted(everything.stdout.splitlines()) == ["dead-0 queued again", "dead-2 queued again"]
     assert {pool.queue_of(f"dead-{n}").record(f"dead-{n}").state for n in range(3)} == {"queued"}
+    nothing = pool.run("dlq", "requeue", "--all")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no dead letters\n")
     assert json.loads(pool.run("dlq", "list", "--json").stdout) == []
 
 

@@ -129,7 +129,10 @@ def requeue_command(
     _require_one_of(request_ids, everything)
     refused = 0
     with partitions(connection) as homes:
-        for where, request_id in _chosen(homes, request_ids):
+        chosen = _chosen(homes, request_ids)
+        if not chosen:
+            click.echo("no dead letters")
+        for where, request_id in chosen:
             reply = run(where.redis, operator_calls(where).requeue_dead(request_id))
             refused += reply.status is not RequeueStatus.OK
             outcome = _REFUSALS.get(reply.status, f"{reply.state} again")

@@ -58,7 +58,7 @@ def _show(connection: Connection, *, as_json: bool) -> None:
         return
     console = Console()
     console.print(
-        f"{snapshot.queued} queued, {snapshot.leased} running, {snapshot.delayed} to be retried, "
+        f"{snapshot.queued} queued, {snapshot.leased} running, {snapshot.delayed} delayed, "
         f"{snapshot.dead_letters} dead",
         highlight=False,
     )
