@@ -79,3 +79,30 @@ def test_a_model_that_is_not_there(server: EmbeddedServer, tmp_path: Path) -> No
 
     assert done.returncode == os.EX_CONFIG
     assert "model: no such folder" in last_line(done)
+
+
+def test_the_library_that_is_linked_ahead_is_the_one_that_torch_uses() -> None:
+    """Two copies of torch's code or of OpenMP in one process would not know of each other."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux tells what a process has loaded")
+    code = (
+        "from tokenmill_worker.model_engine import _link_torch\n"
+        "_link_torch(); ahead = open('/proc/self/maps').read()\n"
+        "import torch; torch.ones(1 << 20).sum()\n"
+        "print(ahead); print('====='); print(open('/proc/self/maps').read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=120, env=clean_environment(), check=True,
+    )  # fmt: skip
+    ahead, afterwards = (_libraries(part) for part in done.stdout.split("====="))
+    if not ahead:
+        pytest.skip("this torch is not linked ahead: it comes with CUDA")
+    assert ahead <= afterwards
+    assert len(afterwards) == len({Path(library).name.split("-")[0] for library in afterwards})
+
+
+def _libraries(maps: str) -> set[str]:
+    paths = {line.split()[-1] for line in maps.splitlines() if line.strip()}
+    return {path for path in paths if Path(path).name.startswith(("libtorch_cpu", "libgomp"))}
