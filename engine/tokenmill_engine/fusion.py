@@ -31,7 +31,6 @@ from .fused_modules import AttentionCall, Forward, FusedAttention, FusedLayer, F
 from .fused_operations import Norm, Operations, PreparingBackend
 from .kv_cache import allocate_kv_cache
 from .outputs import ScheduledRequest, SchedulerOutput
-from .packed_linear import TOLERANCES
 from .probe import switch_attention
 from .request import Request
 from .sampling_params import SamplingParams
@@ -40,6 +39,11 @@ from .step_inputs import StepInputs, build_step_inputs
 logger = logging.getLogger(__name__)
 
 NUM_TOKENS, BLOCK_SIZE = 7, 4
+
+#: Largest difference from the recorded output, beyond the rounding of each number itself, as a share
+#: of the output's standard deviation; a module that computes something else is off by about 1. The
+#: worst of SmolLM2's modules, through Triton: 0.037 in bfloat16, 0.008 in float16.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 @dataclass(slots=True, eq=False)

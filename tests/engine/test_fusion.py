@@ -13,7 +13,7 @@ from support_models import tiny_model
 from support_zoo import SERVED
 from tokenmill_engine.fused_modules import FusedMLP, FusedNorm
 from tokenmill_engine.fused_operations import GELU_TANH, SILU, Norm
-from tokenmill_engine.fusion import fuse_modules
+from tokenmill_engine.fusion import _same, fuse_modules
 from tokenmill_engine.kernels.build import KernelUnavailable
 from tokenmill_engine.linear_kernel import NativeOperations, PackedWeight
 from tokenmill_engine.native_attention import NativePagedAttention
@@ -67,6 +67,23 @@ def test_what_computes_something_else_stays() -> None:
         model.model.layers[2].self_attn.forward = lambda **given: (-second(**given)[0], None)
 
     assert fused("llama", change) == {"norms": 9, "MLPs": 3, "attentions": 3, "layers": 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_huge_number_may_be_rounded_otherwise_and_nothing_may_differ_more(
+    dtype: torch.dtype,
+) -> None:
+    """Models have numbers of a hundred times the usual size, which one rounding moves that far."""
+    output = torch.randn(7, 64).clamp(-3, 3).to(dtype)
+    output[3, 5] = 300.0
+    spread = float(output.float().std())
+    rounded, moved = output.clone(), output.clone()
+    rounded[3, 5] += 300 * torch.finfo(dtype).eps / 2
+    moved[2, 2] += 0.2 * spread
+    assert not torch.equal(rounded, output)
+    assert _same(rounded, output)
+    assert not _same(moved, output)
+    assert not _same(torch.full_like(output, float("nan")), output)
 
 
 ROWS = (1, 2, 3, 7, 64, 145)
