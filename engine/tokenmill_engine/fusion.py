@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 NUM_TOKENS, BLOCK_SIZE = 7, 4
 
-#: Largest difference from the recorded output, beyond the rounding of each number itself, as a share
-#: of the output's standard deviation; a module that computes something else is off by about 1. The
-#: worst of SmolLM2's modules, through Triton: 0.037 in bfloat16, 0.008 in float16.
+#: Largest difference from the recorded output, beyond the rounding of each number itself, as a
+#: share of the output's standard deviation; a module that computes something else is off by about
+#: 1. The worst of SmolLM2's modules, through Triton: 0.037 in bfloat16, 0.008 in float16.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
