@@ -73,7 +73,7 @@ def graph_runner(
         block_size=BLOCK_SIZE,
     )
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    graphed = GraphedModel(model, specs, kv_cache, backend, vocab_size, switch)
+    graphed = GraphedModel(model, specs, kv_cache, backend, runner.last_samples, vocab_size, switch)
     runner.graphs = StepGraphs(graphed, limits, driver)
     return runner
 

@@ -59,7 +59,8 @@ def check_graphs(bench: Bench) -> None:
 
 
 def check_engine(bench: Bench) -> None:
-    """Stage 4: greedy tokens as `generate` has them, with and without graphs, and preempted.
+    """Stage 4: greedy tokens as `generate` has them, with and without graphs, with steps one
+    ahead, and preempted.
 
     Modules are fused as in any engine; `check_fusions` looks at them alone first.
     """
@@ -69,8 +70,11 @@ def check_engine(bench: Bench) -> None:
     block, few, many = (4, 6, 12) if bench.tiny else (16, 18, 64)
     modes = {
         "graphs": {"num_gpu_blocks_override": many},
+        "graphs, ahead": {"num_gpu_blocks_override": many},
         "plain": {"num_gpu_blocks_override": many, "enforce_eager": True},
+        "plain, ahead": {"num_gpu_blocks_override": many, "enforce_eager": True},
         "preempted": {"num_gpu_blocks_override": few if bench.is_cuda else few + 1},
+        "preempted, ahead": {"num_gpu_blocks_override": few if bench.is_cuda else few + 1},
     }
     sizes = {"block_size": block, "max_model_len": max(lengths) + new_tokens, "max_num_seqs": 8}
     for name, (mode, options) in product(
@@ -86,10 +90,10 @@ def check_engine(bench: Bench) -> None:
         wanted = [_by_generate(model, prompt, new_tokens) for prompt in prompts]
         serving = Serving.of(bench, model, **sizes, **options)
         requests = [_greedy(i, prompt, new_tokens) for i, prompt in enumerate(prompts)]
-        preempted = serving.generate(requests)
+        preempted = serving.generate(requests, ahead="ahead" in mode)
         same = [r.token_ids[len(p) :] for r, p in zip(requests, prompts, strict=True)]
         bench.require(same == wanted, f"{name}, {mode}: other tokens than generate")
-        bench.require((preempted > 0) == (mode == "preempted"), f"{name}, {mode}: {preempted}")
+        bench.require((preempted > 0) == ("preempted" in mode), f"{name}, {mode}: {preempted}")
         bench.line(f"{name}, {mode}", equal=True, preempted=preempted)
 
 
@@ -106,13 +110,13 @@ def run_workload(bench: Bench) -> None:
     rng = random.Random(0)
     lengths = [rng.randint(low, high) for _ in range(count)]
     prompts = _prompts(lengths, int(str(settings["vocab_size"])))
-    for label in ("graphs recorded on the way", "graphs there"):
+    for label in ("graphs recorded on the way", "graphs there", "one ahead"):
         if bench.is_out_of_time:
             bench.line("out of time", left_out=label)
             return
         requests = [_greedy(i, prompt, rng.randint(low, high)) for i, prompt in enumerate(prompts)]
         began_s = time.monotonic()
-        serving.generate(requests)
+        serving.generate(requests, ahead=label == "one ahead")
         seconds = time.monotonic() - began_s
         tokens = sum(request.num_output_tokens for request in requests)
         figures = {"tokens_per_s": tokens / seconds, "seconds": seconds}

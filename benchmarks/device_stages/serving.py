@@ -17,12 +17,14 @@ from tokenmill_engine.graph_buckets import StepLimits
 from tokenmill_engine.kv_cache_manager import KVCacheManager
 from tokenmill_engine.model_loader import ModelFacts, build_runner
 from tokenmill_engine.model_runner import ModelRunner
-from tokenmill_engine.outputs import ScheduledRequest, SchedulerOutput
+from tokenmill_engine.outputs import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from tokenmill_engine.request import Request
 from tokenmill_engine.sampler import Sampler
 from tokenmill_engine.sampling_params import SamplingParams
 from tokenmill_engine.scheduler import Scheduler
 from tokenmill_engine.step_graphs import GraphedModel, StepGraphs
+from tokenmill_engine.step_recovery import StepRecovery
+from tokenmill_engine.steps_in_flight import StepsInFlight
 from tokenmill_engine.triton_attention import TritonPagedAttention
 
 from .context import Bench
@@ -129,8 +131,11 @@ class Serving:
         scheduled = (ScheduledRequest(request, 0, len(token_ids)),)
         return self.runner.compute_logits(SchedulerOutput(scheduled, len(token_ids)))[0]
 
-    def generate(self, requests: Sequence[Request]) -> int:
-        """Compute all of them to their ends; returns how often one was preempted."""
+    def generate(self, requests: Sequence[Request], *, ahead: bool = False) -> int:
+        """Compute all of them to their ends; returns how often one was preempted.
+
+        `ahead`: each step is launched before the tokens of the one before are read.
+        """
         facts = self.facts
         config = SchedulerConfig(
             max_num_seqs=facts.max_num_seqs,
@@ -141,10 +146,26 @@ class Serving:
         scheduler, sampler = Scheduler(config, kv), self.new_sampler()
         for request in requests:
             scheduler.add(request)
-        while scheduler.has_unfinished_requests:
-            output = scheduler.schedule()
-            scheduler.update_from_output(output, self.runner.execute(output, sampler))
+        steps = self._steps_ahead(scheduler, sampler)
+        while scheduler.has_unfinished_requests or len(steps):
+            if ahead:
+                for result in steps.run():
+                    scheduler.update_from_output(result.plan, result.output)
+            else:
+                output = scheduler.schedule()
+                scheduler.update_from_output(output, self.runner.execute(output, sampler))
         return scheduler.stats.preemptions_total
+
+    def _steps_ahead(self, scheduler: Scheduler, sampler: Sampler) -> StepsInFlight:
+        """None of them may fail: the engine would do it again, and nobody would notice."""
+
+        def compute(plan: SchedulerOutput) -> ModelRunnerOutput:
+            raise RuntimeError(f"a step of {plan.num_batched_tokens} rows failed")
+
+        recovery = StepRecovery(
+            scheduler, scheduler.kv, compute=compute, is_out_of_memory=lambda _: False
+        )
+        return StepsInFlight(scheduler, recovery, lambda plan: self.runner.launch(plan, sampler))
 
 
 def _graphs_on_cpu(bench: Bench, runner: ModelRunner, facts: ModelFacts) -> StepGraphs:
@@ -155,6 +176,7 @@ def _graphs_on_cpu(bench: Bench, runner: ModelRunner, facts: ModelFacts) -> Step
         specs=runner.specs,
         kv_cache=replace(runner.kv_cache, num_blocks=facts.num_blocks),
         backend=backend,
+        last_samples=runner.last_samples,
         vocab_size=facts.vocab_size,
     )
     limits = StepLimits(

@@ -63,6 +63,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
     itl_target_ms: float | None = None  # ours: inter-token latency that prompts must not exceed
+    async_scheduling: bool | None = None  # None: where tokens are chosen on a GPU
     seed: int = 0
     trust_remote_code: bool = False
     enforce_eager: bool = False

@@ -14,6 +14,7 @@ from torch import Tensor
 from .draw import argmax
 from .packed_settings import NUM_SETTINGS, pack_settings
 from .request import Request
+from .transfers import send
 
 _BLOCK = 2048  # logits that a program holds at once; more of them spill registers on sm_80
 _NUM_WARPS = 8
@@ -50,8 +51,7 @@ def choose_on_device(
     if settings is None:
         if all(request.params.is_greedy for request in requests):
             return argmax(logits)
-        packed = torch.from_numpy(pack_settings(requests))
-        settings = packed.to(logits.device, non_blocking=True)
+        settings = send(pack_settings(requests), logits.device)
     return sample_on_device(logits, settings)
 
 

@@ -41,6 +41,7 @@ def choose_graphs(
         specs=runner.specs,
         kv_cache=runner.kv_cache,
         backend=backend,
+        last_samples=runner.last_samples,
         vocab_size=vocab_size,
         rope_switch_tokens=runner.rope_switch_tokens,
     )

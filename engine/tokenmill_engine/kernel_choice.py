@@ -107,6 +107,14 @@ def choose_sampling(
     return chooser
 
 
+def choose_async_scheduling(wanted: bool | None, choose: TokenChooser) -> bool:
+    """Whether steps are launched one ahead; unless told, where that hides what the host does.
+
+    A chooser on the host waits for each step, and a CPU that computes is busy with that.
+    """
+    return choose is choose_on_device if wanted is None else wanted
+
+
 def _fuse(
     model: PreTrainedModel,
     backend: PreparingBackend,

@@ -16,7 +16,7 @@ from .draw import NO_TOKEN
 from .errors import DuplicateRequest
 from .generation_defaults import GenerationDefaults
 from .input_checks import check_prompt_token_ids, check_token_ids, validate_params
-from .kernel_choice import choose_sampling
+from .kernel_choice import choose_async_scheduling, choose_sampling
 from .kv_cache_manager import KVCacheManager
 from .model_loader import ModelFacts, load_runner
 from .model_runner import ModelRunner
@@ -28,6 +28,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence_text import SequenceText
 from .step_recovery import StepRecovery, StepResult
+from .steps_in_flight import LaunchedStep, StepsInFlight
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class LLMEngine:
         model_name: str = "",
         seed: int = 0,
         text_later: bool = False,
+        async_scheduling: bool = False,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -56,9 +58,13 @@ class LLMEngine:
         self.runner = runner
         self.scheduler = scheduler
         self._sampler = sampler
-        self._steps = StepRecovery(
+        self._recovery = StepRecovery(
             scheduler, scheduler.kv, compute=self._compute, is_out_of_memory=is_out_of_memory
         )
+        self._in_flight = StepsInFlight(
+            scheduler, self._recovery, self._launch, on_landed=self._observe
+        )
+        self.is_async = async_scheduling  # steps are launched one ahead
         self._seed = seed
         self._text_later = text_later
         self._texts: dict[str, SequenceText] = {}
@@ -96,15 +102,12 @@ class LLMEngine:
         )
         for note in (*facts.notes, *defaults.notes):
             logger.warning("%s", note)
+        choose = choose_sampling(
+            config.kernels, runner.device, runner.backend, vocab_size=facts.vocab_size
+        )
         return cls(
             runner,
-            Sampler(
-                rules=defaults.rules,
-                encode_bad_words=tokenizer.bad_word_ids,
-                choose=choose_sampling(
-                    config.kernels, runner.device, runner.backend, vocab_size=facts.vocab_size
-                ),
-            ),
+            Sampler(rules=defaults.rules, encode_bad_words=tokenizer.bad_word_ids, choose=choose),
             Scheduler(_scheduler_config(config, facts), kv),
             tokenizer=tokenizer,
             defaults=defaults,
@@ -112,6 +115,7 @@ class LLMEngine:
             model_name=config.model,
             seed=config.seed,
             text_later=text_later,
+            async_scheduling=choose_async_scheduling(config.async_scheduling, choose),
         )
 
     @property
@@ -120,7 +124,10 @@ class LLMEngine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests or bool(self._replayed)
+        """Whether `step` has something to do: also while a step is in flight that nobody needs."""
+        return bool(
+            self.scheduler.has_unfinished_requests or self._replayed or len(self._in_flight)
+        )
 
     def add_request(
         self,
@@ -178,28 +185,41 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Computes one step; returns what it added to each request that got a token or ended.
 
+        With asynchronous scheduling, launches one step and returns what the one before added.
+
         A request that the model cannot compute ends with `StepFailed`. Raises what the model raised
         when that is not the fault of single requests (see `step_recovery`).
         """
         replayed, self._replayed = self._replayed, []
         outputs = [self._report(text, None) for text in replayed]
-        outputs.extend(self._book(self._steps.run()))
+        results = self._in_flight.run() if self.is_async else [self._recovery.run()]
+        for result in results:
+            outputs.extend(self._book(result))
         return outputs
 
     def _compute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         began_s = time.monotonic()
         output = self.runner.execute(plan, self._sampler)
+        self._observe(plan, time.monotonic() - began_s)
+        return output
+
+    def _launch(self, plan: SchedulerOutput) -> LaunchedStep:
+        return self.runner.launch(plan, self._sampler)
+
+    def _observe(self, plan: SchedulerOutput, seconds: float) -> None:
         num_decodes = sum(item.num_tokens == 1 for item in plan.scheduled)
         self.scheduler.pacer.observe(
             num_decodes=num_decodes,
             num_chunk_tokens=plan.num_batched_tokens - num_decodes,
-            seconds=time.monotonic() - began_s,
+            seconds=seconds,
         )
-        return output
 
     def _book(self, result: StepResult) -> list[RequestOutput]:
-        sampling = (item.request.request_id for item in result.plan.sampling)
-        tokens = dict(zip(sampling, result.output.sampled, strict=True))
+        tokens = {
+            item.request.request_id: token
+            for item, token in zip(result.plan.sampling, result.output.sampled, strict=True)
+            if not item.request.is_finished  # else it ended while the step was in flight
+        }
         for error in result.failures:
             tokens[error.request_id] = SampledToken(NO_TOKEN, error=error)
         failed = [request_id for request_id, token in tokens.items() if token.error is not None]

@@ -47,16 +47,15 @@ class RequestAdjustments:
         self._begin_bans = rules.begin_suppress_token_ids
         self._stop_ids = (*request.eos_token_ids, *params.stop_token_ids)
         self._is_plain = (
-            params.is_greedy
-            and params.logprobs is None
+            params.logprobs is None
             and self.counts is None
             and not self._sequences
             and not any(map(len, (self.allowed, self.bias_ids, self._static_bans)))
         )
 
     @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the next token is the most likely one and nothing else is asked for."""
+    def is_plain(self) -> bool:
+        """Whether the next token depends on logits, temperature, filters and noise alone."""
         return self._is_plain and not self._passing_bans()
 
     def banned(self) -> IdArray:
@@ -66,9 +65,9 @@ class RequestAdjustments:
 
     def _passing_bans(self) -> Sequence[int]:
         """Those that end as the output grows."""
-        num_output_tokens = self.request.num_output_tokens
-        stops = self._stop_ids if num_output_tokens < self.request.params.min_tokens else ()
-        return stops if num_output_tokens else (*self._begin_bans, *stops)
+        index = self.request.next_output_index
+        stops = self._stop_ids if index < self.request.params.min_tokens else ()
+        return stops if index else (*self._begin_bans, *stops)
 
     def _completions(self) -> list[int]:
         """Last tokens of the bad words whose other tokens stand at the end, prompt included."""

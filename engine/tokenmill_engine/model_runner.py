@@ -18,9 +18,12 @@ from .attention import (
     forward_context,
 )
 from .kv_cache import KVCache
+from .last_samples import LastSamples
+from .launched_step import LaunchedStep
 from .outputs import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from .probe import switch_attention
 from .request import Request
+from .sampler import Drawn
 from .sampling_params import SamplingParams
 from .step_inputs import build_step_inputs
 
@@ -39,23 +42,36 @@ class SamplerLike(Protocol):
         """`settings`: what `pack_settings` says of the requests, if the device has it already."""
 
 
+class Drawing(Protocol):
+    """Chooses tokens without reading them: `Sampler`."""
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        scheduled: tuple[ScheduledRequest, ...],
+        *,
+        settings: torch.Tensor | None = None,
+    ) -> Drawn:
+        """As `SamplerLike`, with the tokens left on the device."""
+
+
 class GraphsLike(Protocol):
     """Computes steps by other means, where it can: `StepGraphs`."""
 
-    def run(self, output: SchedulerOutput) -> GraphedStep | None:
+    def run(self, output: SchedulerOutput) -> ComputedStep | None:
         """None for a step that must be computed in the usual way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraphedStep:
+class ComputedStep:
     """What a step left on the device; valid until the next step."""
 
     logits: torch.Tensor  # [num_sampling, vocab] float32
-    settings: torch.Tensor  # [NUM_SETTINGS, num_sampling] int64, see `pack_settings`
+    settings: torch.Tensor | None = None  # [NUM_SETTINGS, num_sampling] int64: `pack_settings`
 
 
 class ModelRunner:
-    """Owns the model and its KV cache; holds no state of a request.
+    """Owns the model and its KV cache; holds no state of a request but the last step's tokens.
 
     `on_logits`, when set, sees the logits of every step before the sampler does.
     """
@@ -76,22 +92,39 @@ class ModelRunner:
         self.device = model.device
         self.on_logits: Callable[[SchedulerOutput, torch.Tensor], None] | None = None
         self.graphs: GraphsLike | None = None
+        self.last_samples = LastSamples(self.device)
         self.specs = specs
         self.rope_switch_tokens = rope_switch_tokens
 
     def execute(self, output: SchedulerOutput, sampler: SamplerLike) -> ModelRunnerOutput:
         """Compute the step and sample a token for each request that reached its newest token."""
-        sampling = output.sampling
-        graphed = self._run_graph(output)
-        if graphed is None:
-            logits = self.compute_logits(output)
-            return ModelRunnerOutput(sampler(logits, sampling) if sampling else ())
-        if not sampling:
+        computed = self._compute(output)
+        if not output.sampling:
             return ModelRunnerOutput()
-        return ModelRunnerOutput(sampler(graphed.logits, sampling, settings=graphed.settings))
+        return ModelRunnerOutput(
+            sampler(computed.logits, output.sampling, settings=computed.settings)
+        )
+
+    def launch(self, output: SchedulerOutput, sampler: Drawing) -> LaunchedStep:
+        """The same without waiting for the tokens, which also stay where the next step finds them.
+
+        On a CPU all is computed at once.
+        """
+        step = LaunchedStep(self.device)
+        computed = self._compute(output)
+        drawn: Drawn | None = None
+        if output.sampling:
+            drawn = sampler.draw(computed.logits, output.sampling, settings=computed.settings)
+            self.last_samples.keep(drawn.token_ids)
+        step.is_launched(drawn)
+        return step
+
+    def _compute(self, output: SchedulerOutput) -> ComputedStep:
+        graphed = self._run_graph(output)
+        return ComputedStep(self.compute_logits(output)) if graphed is None else graphed
 
     @torch.inference_mode()
-    def _run_graph(self, output: SchedulerOutput) -> GraphedStep | None:
+    def _run_graph(self, output: SchedulerOutput) -> ComputedStep | None:
         graphed = self.graphs.run(output) if self.graphs is not None else None
         if graphed is not None and self.on_logits is not None:
             self.on_logits(output, graphed.logits)
@@ -117,9 +150,12 @@ class ModelRunner:
             metadata=inputs.metadata,
             long_rows=inputs.long_rows,
         )
+        input_ids = inputs.input_ids
+        if inputs.sources is not None:
+            input_ids = self.last_samples.fill_in(input_ids[0], inputs.sources)[None]
         with forward_context(context):
             result = self.model(
-                input_ids=inputs.input_ids,
+                input_ids=input_ids,
                 position_ids=inputs.position_ids,
                 attention_mask=None,
                 use_cache=False,

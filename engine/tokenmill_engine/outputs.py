@@ -15,20 +15,28 @@ from .request import FinishReason, Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """Compute `request.token_ids[start:start + num_tokens]` in this step."""
+    """Compute `request.token_ids[start:start + num_tokens]` in this step.
+
+    The last of these tokens may be unread: then it is on the device only.
+    """
 
     request: Request
-    start: int  # position of the first row; everything before it is in the cache
+    start: int  # position of the first row; everything before it is in the cache by then
     num_tokens: int
+    #: Whether the last row reaches the newest token, so that the next one can be sampled.
+    samples: bool = field(init=False)
+    #: Which sample of the step before the last row takes as its token; None: the host knows it.
+    source: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request  # as it is now: its tokens may be read before the step is booked
+        object.__setattr__(self, "samples", self.end == request.planned_length)
+        is_unread = self.end > request.num_tokens
+        object.__setattr__(self, "source", request.unread_place if is_unread else None)
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether the last row reaches the newest token, so that the next one can be sampled."""
-        return self.end == self.request.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,4 +53,4 @@ class SettingsPacker:
 
 
 def _positions(requests: Sequence[Request]) -> list[int]:
-    return [request.num_output_tokens for request in requests]
+    return [request.next_output_index for request in requests]

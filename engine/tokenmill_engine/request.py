@@ -33,6 +33,10 @@ class Request:
     There is no prefill phase and no decode phase: a step computes
     `token_ids[num_computed_tokens:...]`, and a token is sampled when the computed tokens catch up
     with the known ones.
+
+    While steps are in flight (see `steps_in_flight`), the request has *rows in flight* behind the
+    computed ones, and *unread tokens* behind the known ones: sampled, but still on the device.
+    Plans begin behind both. `token_ids` never holds anything but tokens that were read.
     """
 
     __slots__ = (
@@ -49,6 +53,8 @@ class Request:
         "num_preemptions",
         "num_prefill_chunks",
         "num_prompt_tokens",
+        "num_rows_in_flight",
+        "num_unread_tokens",
         "params",
         "peak_computed_tokens",
         "prefill_end",
@@ -59,6 +65,7 @@ class Request:
         "status",
         "stop_reason",
         "token_ids",
+        "unread_place",
     )
 
     def __init__(
@@ -86,6 +93,9 @@ class Request:
         self.arrival = 0  # set by Scheduler.add: a counter, not a clock
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
+        self.num_rows_in_flight = 0  # launched, not booked: they may still be written to
+        self.num_unread_tokens = 0
+        self.unread_place = 0  # of the newest unread token, among the samples of its step
         self.peak_computed_tokens = 0  # how far they ever were, before preemptions
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at the first admission
         self.prefill_end = 0  # how many tokens were known at the last admission
@@ -109,6 +119,21 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def planned_start(self) -> int:
+        """The first token that is neither computed nor in flight."""
+        return self.num_computed_tokens + self.num_rows_in_flight
+
+    @property
+    def planned_length(self) -> int:
+        """Known and unread tokens."""
+        return len(self.token_ids) + self.num_unread_tokens
+
+    @property
+    def next_output_index(self) -> int:
+        """Which token of the output is the next to be sampled, unread ones counted; from 0."""
+        return self.planned_length - self.num_prompt_tokens
 
     @property
     def is_prefilling(self) -> bool:

@@ -7,12 +7,15 @@
               │               PREEMPTED ──── finish ─────┤
               └────────────────── finish ────────────────┘
 
+The blocks of a finished request return to the pool when no step in flight writes to them any more.
+
 Which request moves is the scheduler's decision; that books and blocks move together is kept here.
 """
 
 from __future__ import annotations
 
 from .kv_cache_manager import KVCacheManager
+from .outputs import SchedulerOutput
 from .policy import Policy, WaitingQueue
 from .request import FinishReason, Request, RequestStatus
 
@@ -23,6 +26,7 @@ class RequestBook:
     def __init__(self, policy: Policy, kv: KVCacheManager) -> None:
         self.waiting = WaitingQueue(policy)
         self.running: dict[str, Request] = {}  # in order of admission
+        self._leaving: list[Request] = []  # finished; steps in flight still write to their blocks
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._kv = kv
@@ -63,10 +67,31 @@ class RequestBook:
         else:
             self.waiting.remove(request)
         del self._requests[request.request_id]
-        self._kv.free(request)
+        if request.num_rows_in_flight:
+            self._leaving.append(request)
+        else:
+            self._kv.free(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
+
+    def take_off(self, step: SchedulerOutput) -> None:
+        """A step was launched: plans begin behind its rows and its samples."""
+        for item in step.scheduled:
+            item.request.num_rows_in_flight += item.num_tokens
+        for place, item in enumerate(step.sampling):
+            item.request.num_unread_tokens += 1
+            item.request.unread_place = place
+
+    def land(self, step: SchedulerOutput) -> None:
+        """The oldest step in flight has ended, to be booked now or to be given up."""
+        for item in step.scheduled:
+            request = item.request
+            request.num_rows_in_flight -= item.num_tokens
+            request.num_unread_tokens -= item.samples
+            if request.is_finished and not request.num_rows_in_flight:
+                self._leaving.remove(request)
+                self._kv.free(request)
 
     def forget_computed(self, request: Request) -> None:
         """Gives the blocks back; what is computed starts over at token 0."""
@@ -84,8 +109,11 @@ class RequestBook:
             runs = request.status is RequestStatus.RUNNING
             if runs != (request.request_id in self.running) or request.is_finished:
                 raise AssertionError(f"{request!r} has the wrong status")
-            if not runs and (request.block_ids or request.num_computed_tokens):
+            if not runs and (request.block_ids or request.planned_start):
                 raise AssertionError(f"{request!r} holds blocks while it waits")
             if request.num_computed_tokens >= request.num_tokens:
                 raise AssertionError(f"{request!r} has nothing left to compute")
-        self._kv.check_invariants(self._requests.values())
+        for request in self._leaving:
+            if not (request.is_finished and request.num_rows_in_flight):
+                raise AssertionError(f"{request!r} keeps its blocks without need")
+        self._kv.check_invariants([*self._requests.values(), *self._leaving])

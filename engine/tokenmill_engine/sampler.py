@@ -6,7 +6,8 @@ on the other rows, on its place among them or on what was sampled before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -35,6 +36,25 @@ class TokenChooser(Protocol):
         self, logits: Tensor, requests: Sequence[Request], settings: Tensor | None
     ) -> Tensor:
         """Token ids [N] (int64), `NO_TOKEN` for an unusable row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """The tokens of a step, not yet read."""
+
+    token_ids: Tensor  # [N] int64, where the logits were; `NO_TOKEN` for an unusable row
+    requests: Sequence[Request]
+    by_host: bool = False  # penalties, bans or logprobs: the host took part, and waited
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by row
+
+    def report(self, token_ids: Sequence[int]) -> tuple[SampledToken, ...]:
+        """`token_ids` [N]: what the host read of them."""
+        return tuple(
+            SampledToken(token_id, self.logprobs.get(index))
+            if token_id != NO_TOKEN
+            else SampledToken(NO_TOKEN, error=SamplingFailed(request.request_id))
+            for index, (token_id, request) in enumerate(zip(token_ids, self.requests, strict=True))
+        )
 
 
 class Sampler:
@@ -70,12 +90,24 @@ class Sampler:
         A row without a finite maximum (NaN, infinite or all masked) yields a `SampledToken` whose
         `error` is set; the other rows are not affected.
         """
+        drawn = self.draw(logits, scheduled, settings=settings)
+        return drawn.report(drawn.token_ids.tolist())
+
+    def draw(
+        self,
+        logits: Tensor,
+        scheduled: Sequence[ScheduledRequest],
+        *,
+        settings: Tensor | None = None,
+    ) -> Drawn:
+        """The same, with the tokens left where the logits are; waits for nothing on a GPU unless
+        the host takes part."""
         rows = [self._adjustments(item.request) for item in scheduled]
         requests = [row.request for row in rows]
-        if all(row.is_plain_greedy for row in rows):
-            return self._report(self._choose(logits, requests, settings).tolist(), rows, {})
+        if all(row.is_plain for row in rows):
+            return Drawn(self._choose(logits, requests, settings), requests)
         token_ids = self._choose(adjust_logits(logits, rows), requests, settings)
-        return self._report(token_ids.tolist(), rows, _logprobs(logits, token_ids, rows))
+        return Drawn(token_ids, requests, True, _logprobs(logits, token_ids, rows))
 
     def __len__(self) -> int:
         """How many requests are remembered."""
@@ -94,19 +126,6 @@ class Sampler:
             self._requests[request.request_id] = known
         return known
 
-    @staticmethod
-    def _report(
-        token_ids: Sequence[int],
-        rows: Sequence[RequestAdjustments],
-        logprobs: dict[int, TokenLogprobs],
-    ) -> tuple[SampledToken, ...]:
-        return tuple(
-            SampledToken(token_id, logprobs.get(index))
-            if token_id != NO_TOKEN
-            else SampledToken(NO_TOKEN, error=SamplingFailed(row.request.request_id))
-            for index, (token_id, row) in enumerate(zip(token_ids, rows, strict=True))
-        )
-
 
 def choose_by_torch(
     logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
@@ -118,7 +137,7 @@ def choose_by_torch(
     chosen = [requests[index] for index in drawn]
     uniforms = uniform(
         [request.seed for request in chosen],
-        [request.num_output_tokens for request in chosen],
+        [request.next_output_index for request in chosen],
         [_CHOICE] * len(chosen),
     )
     filters = [

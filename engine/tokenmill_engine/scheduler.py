@@ -22,7 +22,7 @@ from .request_book import RequestBook
 from .scheduler_stats import SchedulerStats
 from .step_builder import StepBuilder
 from .step_limits import StepLimits
-from .stopping import check_stop
+from .stopping import check_stop, ends_with_unread
 
 
 class Scheduler:
@@ -31,6 +31,9 @@ class Scheduler:
     Order of calls: `schedule`, compute, `update_from_output`. Nothing counts as computed before the
     update, so a step that failed may be scheduled again. `abort` and `finish` may come at any time,
     also between the two for a request of the step in flight.
+
+    To schedule before the last step is booked, say `take_off` when it is launched and `land` when
+    it has ended, and update only then.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
@@ -72,7 +75,7 @@ class Scheduler:
         if self._book.get(request.request_id) is not None:
             raise DuplicateRequest(f"request {request.request_id} is already waiting or running")
         check_acceptable(request, self.config, self.kv)
-        request.rope_regime = self._rope_regime(request)
+        request.rope_regime = self._rope_regime(request.num_tokens)
         self._book.add(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -89,13 +92,26 @@ class Scheduler:
         if not request.is_finished:
             self._book.finish(request, reason, stop_reason)
 
-    def schedule(self) -> SchedulerOutput:
-        """Plans one step: running requests first, then waiting ones into what the budget leaves."""
+    def schedule(self, *, ahead: bool = False) -> SchedulerOutput:
+        """Plans one step: running requests first, then waiting ones into what the budget leaves.
+
+        `ahead`: while steps are in flight. Then nobody is preempted, for blocks that are written to
+        cannot be handed out; the plan is empty where that would be necessary.
+        """
         decodes, chunks = self._decodes_and_chunks()
         step = StepBuilder(self._budget(len(decodes)))
-        self._schedule_running(decodes + chunks, step)
+        if not self._schedule_running(decodes + chunks, step, may_preempt=not ahead):
+            return SchedulerOutput()
         self._admission.fill(step)
         return step.build()
+
+    def take_off(self, output: SchedulerOutput) -> None:
+        """`output` was launched; what it samples is not known yet."""
+        self._book.take_off(output)
+
+    def land(self, output: SchedulerOutput) -> None:
+        """`output`, the oldest step in flight, has ended: it is booked next, or given up."""
+        self._book.land(output)
 
     def _budget(self, num_decodes: int) -> int:
         chunk_tokens = self.pacer.chunk_tokens
@@ -118,8 +134,11 @@ class Scheduler:
             self.stats.preemptions_total += 1
         return True
 
-    def _schedule_running(self, running: list[Request], step: StepBuilder) -> None:
-        """Decodes, then prompt chunks; each may preempt others for blocks.
+    def _schedule_running(
+        self, running: list[Request], step: StepBuilder, *, may_preempt: bool
+    ) -> bool:
+        """Decodes, then prompt chunks; each may preempt others for blocks. False if that would be
+        necessary and is not allowed.
 
         No more requests run than a step has rows, which leaves one for the first prompt chunk.
         """
@@ -128,22 +147,32 @@ class Scheduler:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by one before it
+            if not may_preempt and not self.kv.allocate(request, request.planned_length):
+                return False
             if self._make_room(request, step):
                 step.add(request)
+        return True
 
     def _decodes_and_chunks(self) -> tuple[list[Request], list[Request]]:
         """The running requests; prompt chunks in the policy's order."""
         decodes: list[Request] = []
         chunks: list[Request] = []
         for request in self._book.running.values():
-            lacks_one = request.num_tokens - request.num_computed_tokens == 1
+            if request.num_unread_tokens and self._changes_with_unread(request):
+                continue
+            lacks_one = request.planned_length - request.planned_start == 1
             (decodes if lacks_one else chunks).append(request)
         chunks.sort(key=self._policy.rank)
         return decodes, chunks
 
+    def _changes_with_unread(self, request: Request) -> bool:
+        """Whether something else follows on its unread tokens than one more row."""
+        regime = self._rope_regime(request.planned_length)
+        return regime != request.rope_regime or ends_with_unread(request, self.config)
+
     def _make_room(self, request: Request, step: StepBuilder) -> bool:
-        """Gets blocks for all known tokens, by preemption if need be; False if it hit itself."""
-        while not self.kv.allocate(request, request.num_tokens):
+        """Gets blocks for all its tokens, by preemption if need be; False if it hit itself."""
+        while not self.kv.allocate(request, request.planned_length):
             victim = self._preemption.choose_victim(self._book.running.values(), request)
             self._preempt(victim, step)
             if victim is request:
@@ -163,15 +192,14 @@ class Scheduler:
         Requests ended since `schedule` are passed over, their samples dropped. Raises ValueError if
         the runner did not sample exactly one token for each of `output.sampling`.
         """
-        samples = [item.samples for item in output.scheduled]  # before any of them gets its token
-        if len(runner_output.sampled) != sum(samples):
+        if len(runner_output.sampled) != len(output.sampling):
             raise ValueError("the runner must sample one token for each of output.sampling")
         self.stats.book_step(output)
         sampled = iter(runner_output.sampled)
         updated: list[Request] = []
-        for item, has_token in zip(output.scheduled, samples, strict=True):
+        for item in output.scheduled:
             request = item.request
-            token = next(sampled) if has_token else None
+            token = next(sampled) if item.samples else None
             if request.is_finished:
                 continue
             self.stats.book_computed(item)
@@ -188,7 +216,7 @@ class Scheduler:
         stop = check_stop(request, self.config)
         if stop is not None:
             self.finish(request, stop.finish_reason, stop.stop_reason)
-        elif self._rope_regime(request) != request.rope_regime:
+        elif self._rope_regime(request.num_tokens) != request.rope_regime:
             self._restart(request)
 
     def _restart(self, request: Request) -> None:
@@ -198,14 +226,14 @@ class Scheduler:
         """
         self._book.forget_computed(request)
         request.prefill_end = request.num_tokens
-        request.rope_regime = self._rope_regime(request)
+        request.rope_regime = self._rope_regime(request.num_tokens)
         request.block_hashes.clear()
 
-    def _rope_regime(self, request: Request) -> str:
+    def _rope_regime(self, num_tokens: int) -> str:
         switch = self.config.rope_switch_tokens
         if switch is None:
             return ""
-        return "long" if request.num_tokens > switch else "short"
+        return "long" if num_tokens > switch else "short"
 
     def engine_stats(self) -> EngineStats:
         prefilling = (r for r in self._book.running.values() if r.is_prefilling)

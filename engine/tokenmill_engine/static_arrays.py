@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
+from .transfers import new_event
+
 _ALIGNMENT_BYTES = 64  # kernels are compiled for addresses that 16 divides
 
 HostArrays = Mapping[str, NDArray[np.generic]]
@@ -72,7 +74,7 @@ class _HostCopy:
 
     def __init__(self, size: int, is_pinned: bool) -> None:
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=is_pinned)
-        self._was_read = _new_event() if is_pinned else None
+        self._was_read = new_event() if is_pinned else None
 
     def wait(self) -> None:
         if self._was_read is not None:
@@ -82,11 +84,6 @@ class _HostCopy:
         memory.copy_(self.memory, non_blocking=True)
         if self._was_read is not None:
             self._was_read.record()
-
-
-def _new_event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    return event
 
 
 def _view(memory: torch.Tensor, start: int, layout: Layout) -> torch.Tensor:

@@ -18,8 +18,8 @@ class StepBuilder:
 
     def add(self, request: Request) -> None:
         """As many of the tokens that the request lacks as the budget allows."""
-        start = request.num_computed_tokens
-        num_tokens = min(request.num_tokens - start, self.budget)
+        start = request.planned_start
+        num_tokens = min(request.planned_length - start, self.budget)
         self._scheduled[request.request_id] = ScheduledRequest(request, start, num_tokens)
         self.budget -= num_tokens
 

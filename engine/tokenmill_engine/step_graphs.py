@@ -20,11 +20,12 @@ from .cuda_graphs import Computation, GraphDriver
 from .graph_buckets import Bucket, Buckets, StepLimits
 from .graph_plans import NotedPlans, StaticPlans, pad_metadata
 from .kv_cache import KVCache
-from .model_runner import GraphedStep
+from .last_samples import LastSamples
+from .model_runner import ComputedStep
 from .outputs import SchedulerOutput
 from .packed_settings import NUM_SETTINGS, pack_settings
 from .static_arrays import HostArrays, Layout, StaticArrays
-from .step_inputs import StepInputs, build_step_inputs
+from .step_inputs import NO_SOURCE, StepInputs, build_step_inputs
 from .triton_attention import TritonPagedAttention
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class GraphedModel:
     specs: Mapping[CallKey, AttentionSpec]
     kv_cache: KVCache
     backend: TritonPagedAttention
+    last_samples: LastSamples
     vocab_size: int
     rope_switch_tokens: int | None = None
 
@@ -61,6 +63,7 @@ class StepGraphs:
         self._logits = torch.empty(
             limits.max_seqs, graphed.vocab_size, dtype=torch.float32, device=graphed.model.device
         )
+        graphed.last_samples.reserve(limits.max_seqs)
         self._notes = NotedPlans(graphed.backend.plans)
         graphed.backend.plans = self._notes
         self._is_on = True
@@ -70,7 +73,7 @@ class StepGraphs:
         return sum(step.is_captured for step in self._steps.values())
 
     @torch.inference_mode()
-    def run(self, output: SchedulerOutput) -> GraphedStep | None:
+    def run(self, output: SchedulerOutput) -> ComputedStep | None:
         """Compute a step; None if it must be computed without a graph, and nothing was done."""
         num_rows = sum(item.num_tokens for item in output.scheduled)
         bucket = self._buckets.choose(num_rows, len(output.scheduled))
@@ -94,7 +97,7 @@ class StepGraphs:
             return None
         step.run()
         num_sampling = len(output.sampling)
-        return GraphedStep(self._logits[:num_sampling], step.settings[:, :num_sampling])
+        return ComputedStep(self._logits[:num_sampling], step.settings[:, :num_sampling])
 
 
 class _BucketStep:
@@ -150,6 +153,7 @@ class _BucketStep:
 
     def _compute(self) -> None:
         graphed, tensors = self._graphed, self._arrays.tensors
+        input_ids = graphed.last_samples.fill_in(tensors["input_ids"], tensors["sources"])
         has_switch = graphed.rope_switch_tokens is not None
         context = ForwardContext(
             backend=graphed.backend,
@@ -162,7 +166,7 @@ class _BucketStep:
         try:
             with forward_context(context):
                 result = graphed.model(
-                    input_ids=tensors["input_ids"][None],
+                    input_ids=input_ids[None],
                     position_ids=tensors["position_ids"][None],
                     attention_mask=None,
                     use_cache=False,
@@ -174,7 +178,7 @@ class _BucketStep:
 
 
 def _input_layouts(num_rows: int, num_sampling: int) -> dict[str, Layout]:
-    rows = ("input_ids", "position_ids", "slot_blocks", "slot_offsets")
+    rows = ("input_ids", "sources", "position_ids", "slot_blocks", "slot_offsets")
     return {
         **{name: Layout((num_rows,), np.int64) for name in rows},
         "logits_rows": Layout((num_sampling,), np.int64),
@@ -192,12 +196,16 @@ def _fill_inputs(host: HostArrays, inputs: StepInputs, *, spare_block: int) -> N
         "slot_offsets": inputs.metadata.slot_offsets,
         "logits_rows": inputs.logits_rows,
     }
+    if inputs.sources is not None:
+        arrays["sources"] = inputs.sources
     if inputs.long_rows is not None:
         arrays["long_rows"] = inputs.long_rows[0, :, 0]
     host["long_rows"].fill(False)
+    host["sources"].fill(NO_SOURCE)
+    padding = {"slot_blocks": spare_block, "sources": NO_SOURCE}
     for name, values in arrays.items():
         host[name][: len(values)] = values.numpy()
-        host[name][len(values) :] = spare_block if name == "slot_blocks" else 0
+        host[name][len(values) :] = padding.get(name, 0)
 
 
 def _metadata_on_device(tensors: Mapping[str, torch.Tensor], block_size: int) -> AttentionMetadata:

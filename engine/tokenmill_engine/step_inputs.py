@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from .attention import AttentionMetadata
 from .outputs import ScheduledRequest, SchedulerOutput
+from .transfers import send
+
+#: In `StepInputs.sources`: the host knows the token.
+NO_SOURCE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +25,9 @@ class StepInputs:
     input_ids: torch.Tensor  # [1, T] int64
     position_ids: torch.Tensor  # [1, T] int64, absolute positions
     logits_rows: torch.Tensor  # [num_sampling] int64: the rows that predict a new token
+    #: [T] int64: the sample of the step before that a row takes as its token, -1 where `input_ids`
+    #: has it; None when it has all of them.
+    sources: torch.Tensor | None
     long_rows: torch.Tensor | None  # [1, T, 1] bool, None when no request is past the RoPE switch
     metadata: AttentionMetadata
 
@@ -41,7 +48,6 @@ def build_step_inputs(
     num_rows = int(cu_rows[-1])
     row_seqs = np.repeat(np.arange(len(scheduled)), row_counts)
     positions = np.arange(num_rows) + (starts - cu_rows[:-1])[row_seqs]
-    tokens = (item.request.token_ids[item.start : item.end] for item in scheduled)
 
     block_counts = -(-kv_lens // block_size)
     cu_blocks = _offsets(block_counts)
@@ -54,9 +60,10 @@ def build_step_inputs(
 
     samples = np.fromiter((item.samples for item in scheduled), bool, len(scheduled))
     return StepInputs(
-        input_ids=_tensor(_integers(chain.from_iterable(tokens), num_rows), device).unsqueeze(0),
-        position_ids=_tensor(positions, device).unsqueeze(0),
-        logits_rows=_tensor(cu_rows[1:][samples] - 1, device),
+        input_ids=send(_token_ids(scheduled, num_rows), device).unsqueeze(0),
+        position_ids=send(positions, device).unsqueeze(0),
+        logits_rows=send(cu_rows[1:][samples] - 1, device),
+        sources=_sources(scheduled, cu_rows, device),
         long_rows=_long_rows(scheduled, row_seqs, rope_switch_tokens, device),
         metadata=AttentionMetadata(
             block_size=block_size,
@@ -64,10 +71,36 @@ def build_step_inputs(
             kv_lens=kv_lens,
             block_ids=block_ids,
             cu_blocks=cu_blocks,
-            slot_blocks=_tensor(slot_blocks, device),
-            slot_offsets=_tensor(positions % block_size, device),
+            slot_blocks=send(slot_blocks, device),
+            slot_offsets=send(positions % block_size, device),
         ),
     )
+
+
+def _token_ids(scheduled: Sequence[ScheduledRequest], num_rows: int) -> NDArray[np.int64]:
+    """[T]; 0 for those that are on the device only."""
+    known = (
+        item.request.token_ids[item.start : item.end]
+        if item.source is None
+        else (*item.request.token_ids[item.start :], 0)
+        for item in scheduled
+    )
+    return _integers(chain.from_iterable(known), num_rows)
+
+
+def _sources(
+    scheduled: Sequence[ScheduledRequest], cu_rows: NDArray[np.int64], device: torch.device
+) -> torch.Tensor | None:
+    last_rows = {
+        row: item.source
+        for row, item in zip((cu_rows[1:] - 1).tolist(), scheduled, strict=True)
+        if item.source is not None
+    }
+    if not last_rows:
+        return None
+    sources = np.full(int(cu_rows[-1]), NO_SOURCE, np.int64)
+    sources[list(last_rows)] = list(last_rows.values())
+    return send(sources, device)
 
 
 def _long_rows(
@@ -78,11 +111,11 @@ def _long_rows(
 ) -> torch.Tensor | None:
     if rope_switch_tokens is None:
         return None
-    lengths = _integers((item.request.num_tokens for item in scheduled), len(scheduled))
+    lengths = _integers((item.request.planned_length for item in scheduled), len(scheduled))
     is_long = lengths > rope_switch_tokens
     if not is_long.any():
         return None
-    return _tensor(is_long[row_seqs], device)[None, :, None]
+    return send(is_long[row_seqs], device)[None, :, None]
 
 
 def _integers(values: Iterable[int], count: int) -> NDArray[np.int64]:
@@ -94,7 +127,3 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
-
-
-def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)

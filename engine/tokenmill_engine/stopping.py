@@ -34,6 +34,16 @@ def check_stop(request: Request, config: SchedulerConfig) -> Stop | None:
             return Stop(FinishReason.STOP)
         if token_id in params.stop_token_ids:
             return Stop(FinishReason.STOP, token_id)
-    if num_output >= params.max_tokens or request.num_tokens >= config.max_model_len:
+    if _is_full(request, config, request.num_tokens):
         return Stop(FinishReason.LENGTH)
     return None
+
+
+def ends_with_unread(request: Request, config: SchedulerConfig) -> bool:
+    """Whether the unread tokens are the last ones, whatever they are."""
+    return request.num_unread_tokens > 0 and _is_full(request, config, request.planned_length)
+
+
+def _is_full(request: Request, config: SchedulerConfig, num_tokens: int) -> bool:
+    num_output = num_tokens - request.num_prompt_tokens
+    return num_output >= request.params.max_tokens or num_tokens >= config.max_model_len

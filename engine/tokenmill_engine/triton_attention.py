@@ -15,6 +15,7 @@ import torch
 from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
 from .fused_operations import HeadPreparation
 from .kernels.build import KernelUnavailable
+from .transfers import send
 from .triton_tiles import (
     DTYPES,
     MAX_HEAD_DIM,
@@ -267,7 +268,7 @@ def _arrays(tables: StepTables | WorkList) -> tuple[Table, ...]:
 def _upload(arrays: tuple[Table, ...], device: torch.device) -> list[torch.Tensor]:
     """All of them in one copy."""
     packed = np.concatenate([array.ravel() for array in arrays])
-    on_device = torch.from_numpy(packed).to(device, non_blocking=True)
+    on_device = send(packed, device)
     ends = np.cumsum([array.size for array in arrays]).tolist()
     return [
         on_device[end - array.size : end].view(array.shape)

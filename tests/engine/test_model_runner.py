@@ -32,8 +32,12 @@ def runner(model: PreTrainedModel) -> ModelRunner:
 
 
 def greedy(
-    logits: torch.Tensor, requests: tuple[ScheduledRequest, ...]
+    logits: torch.Tensor,
+    requests: tuple[ScheduledRequest, ...],
+    *,
+    settings: torch.Tensor | None = None,
 ) -> tuple[SampledToken, ...]:
+    assert settings is None
     assert len(requests) == len(logits)
     return tuple(SampledToken(int(token)) for token in logits.argmax(-1))
 

@@ -6,89 +6,21 @@ leader, contiguous rows, and a model of the cache that knows what each slot was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log2
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support_engine import Driver, expected_output, kv_of, make_request, make_scheduler
-from tokenmill_engine.outputs import SchedulerOutput
-from tokenmill_engine.request import FinishReason, Request, RequestStatus
-
-#: Prompts share beginnings of these, so that prefix hits are the rule.
-SHARED = ([1 + i * 7 % 39 for i in range(48)], [1 + i * 11 % 39 for i in range(48)])
-
-
-@dataclass(frozen=True)
-class Arrival:
-    wait_steps: int
-    shared: int
-    num_shared: int
-    num_own: int
-    max_tokens: int
-    ignore_eos: bool
-    num_known_output: int
-    priority: int
-    cache_salt: str | None
-    abort_after_steps: int | None
-    abort_in_flight: bool
-    alone: bool
-
-
-def mostly(value: object, others: st.SearchStrategy) -> st.SearchStrategy:
-    return st.one_of(st.just(value), st.just(value), others)
-
-
-#: Short prompts with long outputs, most at once: that is what makes a pool run out.
-arrivals = st.builds(
+from support_arrivals import (
     Arrival,
-    wait_steps=mostly(0, st.integers(1, 12)),
-    shared=st.integers(0, 1),
-    num_shared=mostly(12, st.integers(0, 40)),
-    num_own=st.integers(0, 6),
-    max_tokens=mostly(40, st.integers(1, 60)),
-    ignore_eos=mostly(True, st.just(False)),
-    num_known_output=mostly(0, st.integers(1, 9)),
-    priority=st.integers(0, 2),
-    cache_salt=mostly(None, st.just("tenant")),
-    abort_after_steps=mostly(None, st.integers(0, 30)),
-    abort_in_flight=st.booleans(),
-    alone=mostly(False, st.booleans()),
+    arrivals,
+    check_endings,
+    check_preemptions,
+    request_of,
+    schedulers,
 )
-
-
-@st.composite
-def schedulers(draw: st.DrawFn):
-    num_blocks, block_size = draw(st.integers(8, 48)), draw(st.sampled_from([1, 1, 2, 3, 8]))
-    max_num_seqs = draw(mostly(8, st.integers(1, 10)))
-    return make_scheduler(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        enable_prefix_caching=draw(mostly(True, st.just(False))),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 40)),
-        max_model_len=min(num_blocks * block_size, draw(mostly(64, st.integers(16, 64)))),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-        rope_switch_tokens=draw(mostly(None, st.integers(3, 40))),
-        max_overtakes=draw(mostly(8, st.integers(0, 3))),
-    )
-
-
-def request_of(index: int, arrival: Arrival, driver: Driver) -> Request:
-    config = driver.scheduler.config
-    prompt = SHARED[arrival.shared][: arrival.num_shared] + [2 + index % 30] * arrival.num_own
-    prompt = (prompt or [5])[: config.max_model_len - 1]
-    settings = {
-        "max_tokens": arrival.max_tokens,
-        "ignore_eos": arrival.ignore_eos,
-        "priority": arrival.priority,
-        "cache_salt": arrival.cache_salt,
-    }
-    whole, _ = expected_output(make_request("", prompt, **settings), config)
-    known = whole[: min(arrival.num_known_output, len(whole) - 1)]
-    return make_request(f"r{index}", prompt, output=known, alone=arrival.alone, **settings)
+from support_engine import Driver, make_request, make_scheduler
+from tokenmill_engine.outputs import SchedulerOutput
+from tokenmill_engine.request import RequestStatus
 
 
 class Load:
@@ -106,7 +38,7 @@ class Load:
         for index, arrival in enumerate(planned):
             for _ in range(arrival.wait_steps):
                 self._step()
-            request = request_of(index, arrival, self.driver)
+            request = request_of(index, arrival, self.driver.scheduler.config)
             self.driver.add(request)
             if arrival.abort_after_steps is not None:
                 due = self._abort_in_flight if arrival.abort_in_flight else self._abort_at
@@ -149,20 +81,9 @@ def test_whatever_comes_every_step_is_sound_and_every_request_ends_right(
     driver = Driver(scheduler)
     load = Load(driver)
     load.play(planned)
-    check_endings(driver)
+    check_endings(driver.scheduler, driver.requests)
     check_accounts(driver, load)
-    check_preemptions(driver)
-
-
-def check_endings(driver: Driver) -> None:
-    for request in driver.requests:
-        output, reason = expected_output(request, driver.scheduler.config)
-        if request.finish_reason is FinishReason.ABORT:
-            assert request.output_token_ids == output[: request.num_output_tokens]
-        else:
-            assert (request.output_token_ids, request.finish_reason) == (output, reason)
-        assert request.block_ids == []
-    assert kv_of(driver.scheduler).usage == 0
+    check_preemptions(driver.scheduler, driver.requests)
 
 
 def check_accounts(driver: Driver, load: Load) -> None:
@@ -171,16 +92,6 @@ def check_accounts(driver: Driver, load: Load) -> None:
     assert stats.prompt_tokens_total <= load.first_time
     assert stats.preemptions_total == sum(len(step.preempted) for step in driver.steps)
     assert stats.prefix_cache_hits_total <= stats.prefix_cache_queries_total
-
-
-def check_preemptions(driver: Driver) -> None:
-    """No thrash: the bound that `preemption.py` derives from its doubling reserve."""
-    bound = 1 + log2(kv_of(driver.scheduler).num_blocks)
-    for request in driver.requests:
-        more_urgent = 0
-        if driver.scheduler.config.policy == "priority":
-            more_urgent = sum(other.priority < request.priority for other in driver.requests)
-        assert request.num_preemptions <= bound + more_urgent
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -208,8 +119,8 @@ def test_an_overload_of_growing_requests_ends_in_order_of_arrival_almost(
         driver.add(make_request(f"r{index}", 1, max_tokens=length - 1, ignore_eos=True))
     while driver.scheduler.has_unfinished_requests:
         ended += [r.arrival for r in driver.step() if r.is_finished]
-    check_endings(driver)
-    check_preemptions(driver)
+    check_endings(driver.scheduler, driver.requests)
+    check_preemptions(driver.scheduler, driver.requests)
     assert ended == sorted(ended)
 
 
@@ -253,4 +164,4 @@ def test_a_big_request_starts_within_a_bound_beside_endless_small_ones(
         assert len(driver.steps) <= limit
     assert driver.overtaken[id(big)] <= max_overtakes
     driver.run()
-    check_endings(driver)
+    check_endings(driver.scheduler, driver.requests)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from support_models import make_step
+from tokenmill_engine.outputs import ScheduledRequest, SchedulerOutput
+from tokenmill_engine.request import Request
+from tokenmill_engine.sampling_params import SamplingParams
 from tokenmill_engine.step_inputs import StepInputs, build_step_inputs
 
 
@@ -50,3 +53,26 @@ def test_rope_regimes_follow_the_request_and_not_the_row() -> None:
     assert long_rows is not None
     assert long_rows.shape == (1, 9, 1)
     assert long_rows.flatten().tolist() == [False] + [True] * 6 + [False] * 2
+
+
+def test_an_unread_token_is_named_by_its_place_among_the_last_samples() -> None:
+    decode = Request("decode", [10, 11, 12, 13, 14], SamplingParams())
+    decode.block_ids, decode.num_unread_tokens, decode.unread_place = [7, 2], 1, 3
+    chunk = Request("chunk", [20, 21, 22], SamplingParams())
+    chunk.block_ids = [4]
+    after = Request("after", [30], SamplingParams())
+    after.block_ids, after.num_unread_tokens, after.unread_place = [5], 1, 0
+    step = SchedulerOutput(
+        (
+            ScheduledRequest(decode, 5, 1),
+            ScheduledRequest(chunk, 0, 2),
+            ScheduledRequest(after, 0, 2),
+        )
+    )
+    inputs = build_step_inputs(step, block_size=4, device=torch.device("cpu"))
+    assert inputs.input_ids.tolist() == [[0, 20, 21, 30, 0]]
+    assert inputs.position_ids.tolist() == [[5, 0, 1, 0, 1]]
+    assert inputs.sources is not None
+    assert inputs.sources.tolist() == [3, -1, -1, -1, 0]
+    assert inputs.logits_rows.tolist() == [0, 4]
+    assert inputs_of().sources is None

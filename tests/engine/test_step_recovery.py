@@ -40,10 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def engine(folder: Path) -> LLMEngine:
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(folder: Path, request: pytest.FixtureRequest) -> LLMEngine:
     return LLM(
         str(folder),
+        async_scheduling=request.param,
         block_size=4,
         num_gpu_blocks_override=64,
         max_num_seqs=8,
@@ -115,7 +116,8 @@ def test_a_request_that_fails_alone_fails_alone(engine: LLMEngine) -> None:
         outputs = run(engine)
     check_failed(outputs.pop("bad"))
     check_neighbours(outputs)
-    assert len(failed) == 2  # the step, and the request alone
+    # The step, and the request alone. One that was launched ahead is done again as a whole first.
+    assert len(failed) == (3 if engine.is_async else 2)
     assert engine.stats().isolated_failures_total == 1
 
 
@@ -227,7 +229,10 @@ def test_out_of_memory_makes_steps_smaller_and_changes_no_token(
         outputs = run(engine)
     check_neighbours(outputs)
     stats = engine.stats()
-    assert stats.oom_retries_total == len(failed) > 0
+    if engine.is_async:  # steps that were launched ahead are not counted when they fail
+        assert 0 < stats.oom_retries_total < len(failed)
+    else:
+        assert stats.oom_retries_total == len(failed) > 0
     assert stats.isolated_failures_total == 0
 
 
@@ -235,11 +240,13 @@ def test_steps_grow_again_when_memory_is_back(engine: LLMEngine) -> None:
     add_all(engine)
     tight = iter([True] * 3)
     with failing(engine, lambda _: MemoryError() if next(tight, False) else None):
-        engine.step()
+        early = engine.step()
     limits, config = engine.scheduler.limits, engine.scheduler.config
     assert limits.num_tokens < config.max_num_batched_tokens
     outputs = run(engine)
     endless = SamplingParams(temperature=0, max_tokens=240, ignore_eos=True)
+    for output in reversed(early):
+        outputs[output.request_id].insert(0, output)
     for _ in range(3):
         engine.add_request("long", [5], endless)
         run(engine)

@@ -52,7 +52,7 @@ def test_every_stage(tmp_path: Path) -> None:
     assert list(lines) == [stage.name for stage in STAGES]
     assert all(stage[-1]["what"] == "done" for stage in lines.values())
     engine = [line for line in lines["4 engine"] if "preempted" in line]
-    assert len(engine) == 6
+    assert len(engine) == 12
     fused = [line for line in lines["4 engine"] if "unfused_error" in line]
     assert [line["layers"] for line in fused] == [1] * 4  # two models in two types
     assert lines["2 graphs"][0]["recorded"] > 0

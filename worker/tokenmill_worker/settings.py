@@ -186,6 +186,9 @@ class Settings(QueueSettings):
     itl_target_ms: float | None = Field(
         None, gt=0, description="Make prompt chunks so small that others get tokens this often."
     )
+    async_scheduling: bool | None = Field(
+        None, description="Launch a step before the last one's tokens are read; on a GPU if unset."
+    )
     seed: int = Field(0, ge=0, le=limits.MAX_SEED, description="Seed of the engine itself.")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model. Read it first."
