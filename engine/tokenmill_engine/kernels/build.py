@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -56,7 +56,10 @@ def build_ahead() -> None:
     waits for its library only if that is still under way. Nothing is loaded before it is asked
     for: OpenMP must come from torch.
     """
-    names = [source.stem for source in sorted(Path(__file__).parent.glob("*.cpp"))]
+    # Linear layers last: some processors need no kernel of ours for them.
+    names = sorted(
+        (source.stem for source in _sources()), key=lambda name: (name == "linear", name)
+    )
     names = [name for name in names if name not in _under_way]
     _under_way.update((name, Future()) for name in names)
     num_threads = min(len(names), max(1, (os.cpu_count() or 1) - 1))
@@ -68,10 +71,13 @@ def build_ahead() -> None:
 
 def _build_all(names: Iterable[str]) -> None:
     for name in names:
+        future = _under_way[name]
+        if not future.set_running_or_notify_cancel():  # whoever needs it did not wait for its turn
+            continue
         try:
-            _under_way[name].set_result(_made_here(_source(name)))
+            future.set_result(_made_here(_source(name)))
         except Exception as error:  # noqa: BLE001 - raised again by load_kernel()
-            _under_way[name].set_exception(error)
+            future.set_exception(error)
 
 
 @cache
@@ -84,7 +90,8 @@ def load_kernel(name: str) -> ctypes.CDLL:
     """
     source = _source(name)
     try:
-        library = _under_way[name].result() if name in _under_way else _made_here(source)
+        ahead = _under_way.get(name)
+        library = _made_here(source) if ahead is None or ahead.cancel() else ahead.result()
     except KernelUnavailable:
         found = _prebuilt(source)
         if found is None:
@@ -100,7 +107,7 @@ def is_available() -> bool:
     """Whether there is a compiler, or all are prebuilt for this processor. Makes nothing."""
     if any(map(shutil.which, COMPILERS)):
         return True
-    return all(_prebuilt(source) for source in Path(__file__).parent.glob("*.cpp"))
+    return all(map(_prebuilt, _sources()))
 
 
 def compile_for(name: str, level: str, folder: Path) -> Path:
@@ -112,6 +119,10 @@ def compile_for(name: str, level: str, folder: Path) -> Path:
     library = folder / prebuilt.library_name(name, level, _source_key(source))
     _compile(source, _compiler(), library, march=level)
     return library
+
+
+def _sources() -> Iterator[Path]:
+    return Path(__file__).parent.glob("*.cpp")
 
 
 def _source(name: str) -> Path:
