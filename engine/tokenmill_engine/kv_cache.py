@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .attention import AttentionBackend, AttentionSpec, CallKey, LayerCache
+from .huge_pages import prefer_huge_pages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,8 @@ def allocate_kv_cache(
             key=torch.empty(key_shape, dtype=spec.dtype, device=device),
             value=torch.empty(value_shape, dtype=spec.dtype, device=device),
         )
+        prefer_huge_pages(layers[call].key)
+        prefer_huge_pages(layers[call].value)
     return KVCache(num_blocks=num_blocks, block_size=block_size, layers=layers)
 
 

@@ -289,3 +289,38 @@ def test_the_native_result_does_not_depend_on_how_a_prompt_was_cut(
     whole = in_chunks_of(75)
     for size in (1, 2, 7, 40):
         assert torch.equal(in_chunks_of(size), whole)
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 300}, {"chunk": 192}])
+@pytest.mark.parametrize("groups", [1, 3, 8])
+def test_a_long_context_is_the_same_in_any_cut_and_by_any_number_of_threads(
+    groups: int, settings: dict[str, object]
+) -> None:
+    """Bit for bit, and close to the definition: several stretches of scores, each with an edge."""
+    shape = Shape(groups=groups, block_size=32)
+    rule = make_rule(shape, settings)
+    try:
+        backend = NativePagedAttention([shape.spec])
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+    (sequence,) = sequences_of(shape, (545,), seed=9)
+    table = list(range(18))[::-1]
+
+    def in_chunks_of(size: int, last: int) -> torch.Tensor:
+        layer = nan_filled_cache(backend, shape.spec, 18, shape.block_size)
+        context = (backend, layer, rule, shape)
+        starts = [*range(0, sequence.length - last, size)]
+        ends = [*starts[1:], sequence.length - last]
+        singles = [(start, start + 1) for start in range(ends[-1], sequence.length)]
+        parts = [(0, *part) for part in [*zip(starts, ends, strict=True), *singles]]
+        return torch.cat([one_step([sequence], [part], [table], context) for part in parts])
+
+    whole = in_chunks_of(545, 0)
+    torch.testing.assert_close(whole.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
+    threads = torch.get_num_threads()
+    try:
+        for count, size, last in ((1, 100, 40), (2, 530, 1), (3, 257, 33)):
+            torch.set_num_threads(count)
+            assert torch.equal(in_chunks_of(size, last), whole)
+    finally:
+        torch.set_num_threads(threads)

@@ -2,24 +2,28 @@
 // place, prompt chunks and decode rows alike.
 //
 // A work item is one KV head and up to a tile of adjacent rows of one sequence. With the G query
-// heads that share the KV head, its query vectors form a small matrix Q. For each block of the
-// block table: scores S = Q·K, an online softmax in float32 (Milakov and Gimelshein, 2018), and
-// O += P·V. Both products run through one register-blocked kernel, because K is stored transposed:
-// K is [block, Hkv, D, slot], V is [block, Hkv, slot, Dv].
+// heads that share the KV head, its query vectors form a small matrix Q. For each stretch of the
+// block table: scores S = Q·K by block, an online softmax, and O += P·V by block. Both products run
+// through one register-blocked kernel, because K is stored transposed: K is [block, Hkv, D, slot], V
+// is [block, Hkv, slot, Dv].
+//
+// Decode rows do little with what they read, so each product fetches the page that comes after its
+// own, the last of a work item the first of the thread's next.
 //
 // The result of a row depends on its own blocks only, visited in position order, and on no other
-// row: it is the same bit by bit whatever the row is batched with.
+// row: it is the same bit by bit whatever the row is batched with. Stretches begin at multiples of
+// their size for that.
 //
 // Plain C interface, no dependency: compiles in seconds, and fits every release of torch. OpenMP's
 // symbols resolve to the runtime that torch has loaded, so there is one pool of threads.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "pointwise.h"
+#include "products.h"
+#include "softmax.h"
 #include "vectors.h"
 
 namespace {
@@ -27,58 +31,7 @@ namespace {
 using namespace tokenmill;
 
 constexpr int TILE_VECTORS = 48;  // query vectors of a work item: Q, S and O stay in the L2 cache
-constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
-
-// C[ROWS][VECTORS * W] += A[ROWS][k] · B[k][VECTORS * W]
-template <int ROWS, int VECTORS, class T>
-inline void register_block(const float* a, int64_t lda, const T* b, int64_t ldb, float* c,
-                           int64_t ldc, int64_t k) {
-  vfloat sum[ROWS][VECTORS];
-  for (int m = 0; m < ROWS; m++)
-    for (int j = 0; j < VECTORS; j++) sum[m][j] = load(c + m * ldc + j * W);
-  for (int64_t x = 0; x < k; x++) {
-    vfloat row[VECTORS];
-    for (int j = 0; j < VECTORS; j++) row[j] = load(b + x * ldb + j * W);
-    for (int m = 0; m < ROWS; m++) {
-      vfloat factor = all(a[m * lda + x]);
-      for (int j = 0; j < VECTORS; j++) sum[m][j] += factor * row[j];
-    }
-  }
-  for (int m = 0; m < ROWS; m++)
-    for (int j = 0; j < VECTORS; j++) store(c + m * ldc + j * W, sum[m][j]);
-}
-
-template <int VECTORS, class T>
-inline void column_block(const float* a, int64_t lda, int64_t rows, const T* b, int64_t ldb,
-                         float* c, int64_t ldc, int64_t k) {
-  constexpr int MOST = VECTORS > 2 ? 3 : MOST_ROWS;
-  int64_t m = 0;
-  for (; m + MOST <= rows; m += MOST)
-    register_block<MOST, VECTORS>(a + m * lda, lda, b, ldb, c + m * ldc, ldc, k);
-  for (; m + 2 <= rows; m += 2)
-    register_block<2, VECTORS>(a + m * lda, lda, b, ldb, c + m * ldc, ldc, k);
-  for (; m < rows; m++)
-    register_block<1, VECTORS>(a + m * lda, lda, b, ldb, c + m * ldc, ldc, k);
-}
-
-// C[rows][n] += A[rows][k] · B[k][n]
-template <class T>
-void multiply(const float* a, int64_t lda, int64_t rows, const T* b, int64_t ldb, int64_t n,
-              float* c, int64_t ldc, int64_t k) {
-  int64_t j = 0;
-  if (rows <= 3)  // few rows: wider blocks, so that enough sums are under way
-    for (; j + 4 * W <= n; j += 4 * W) column_block<4>(a, lda, rows, b + j, ldb, c + j, ldc, k);
-  for (; j + 2 * W <= n; j += 2 * W) column_block<2>(a, lda, rows, b + j, ldb, c + j, ldc, k);
-  for (; j + W <= n; j += W) column_block<1>(a, lda, rows, b + j, ldb, c + j, ldc, k);
-  for (; j < n; j++)
-    for (int64_t m = 0; m < rows; m++) {
-      float sum = c[m * ldc + j];
-      for (int64_t x = 0; x < k; x++) sum += a[m * lda + x] * to_float(b[x * ldb + j]);
-      c[m * ldc + j] = sum;
-    }
-}
-
-int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+constexpr int64_t STRETCH_SLOTS = 256;  // keys whose scores are all made before they become weights
 
 }  // namespace
 
@@ -112,9 +65,9 @@ struct Call {
 
 namespace {
 
-struct Item { int64_t seq, first_row, num_rows, first_position; };
+struct Item { int64_t seq, first_row, num_rows, first_position; };  // adjacent rows of a sequence
 
-// Adjacent rows of a sequence in tiles, those with the most keys first: the last to run are short.
+// Rows of each sequence in tiles, those with the most keys first: the last to run are short.
 std::vector<Item> work_items(const Step& step, int64_t tile_rows) {
   std::vector<Item> items;
   for (int64_t seq = 0; seq < step.num_seqs; seq++) {
@@ -137,160 +90,194 @@ int64_t first_visible(const Call& call, int64_t position) {
   return first;
 }
 
-// One thread's memory: Q, S (which becomes P), O, and each query vector's maximum and sum.
+// One thread's memory: Q, S (which becomes P), O, what each query vector has seen, and a key.
 struct Scratch {
-  std::vector<float> query, score, output, maximum, total, key;
+  std::vector<float> query, score, output, key;
+  std::vector<Seen> seen;
 
   void fit(int64_t vectors, int64_t key_dim, int64_t slots, int64_t value_dim) {
     query.resize(vectors * key_dim);
     score.resize(vectors * slots);
     output.assign(vectors * value_dim, 0.0f);
-    maximum.assign(vectors, MINUS_INFINITY);
-    total.assign(vectors, 0.0f);
+    seen.assign(vectors, {MINUS_INFINITY, 0.0f});
   }
 };
 
-// Scores of one query vector to weights, in place; `begin` to `end` are the slots it sees. Returns
-// the factor for what was summed up before this block.
-float soften(float* score, int64_t slots, int64_t begin, int64_t end, float softcap,
-             float* maximum, float* total) {
-  if (softcap)
-    for (int64_t s = begin; s < end; s++) score[s] = softcap * std::tanh(score[s] / softcap);
-  std::fill(score, score + begin, MINUS_INFINITY);
-  std::fill(score + end, score + slots, MINUS_INFINITY);
-  vfloat highest = all(*maximum);
-  for (int64_t s = 0; s < slots; s += W) highest = larger(load(score + s), highest);
-  float top = highest[0];
-  for (int i = 1; i < W; i++) top = std::max(top, highest[i]);
-  vfloat sum{};
-  for (int64_t s = 0; s < slots; s += W) {
-    vfloat weight = exponential(load(score + s) - top);
-    store(score + s, weight);
-    sum += weight;
-  }
-  float added = 0.0f;
-  for (int i = 0; i < W; i++) added += sum[i];
-  const float factor = *maximum == MINUS_INFINITY ? 0.0f : std::exp(*maximum - top);
-  *total = *total * factor + added;
-  *maximum = top;
-  return factor;
-}
-
+struct Part { const Item& item; int64_t head; };  // one KV head of an item
+struct Stretch { int64_t begin, end; };           // blocks whose scores are made together
 template <class T>
 class Attention {
  public:
   Attention(const Step& step, const Call& call)
       : step_(step), call_(call), group_(call.num_heads / call.num_kv_heads),
-        slots_(round_up(step.block_size, W)) {}
+        items_(work_items(step, std::max<int64_t>(1, TILE_VECTORS / group_))),
+        parts_(int64_t(items_.size()) * call.num_kv_heads),
+        blocks_(std::max<int64_t>(1, STRETCH_SLOTS / step.block_size)),
+        slots_(round_up(blocks_ * step.block_size, W)) {}
 
   void run() {
-    const int threads = std::max(1, call_.num_threads);
-    const int64_t rows = step_.num_rows, heads = call_.num_kv_heads;
-    const auto items = work_items(step_, std::max<int64_t>(1, TILE_VECTORS / group_));
-    const int64_t parts = int64_t(items.size()) * heads;
-#pragma omp parallel num_threads(threads)
+    int64_t taken = 0;
+#pragma omp parallel num_threads(std::max(1, call_.num_threads))
     {
       Scratch scratch;
+      const auto take = [&taken] {
+        int64_t number;
+#pragma omp atomic capture
+        number = taken++;
+        return number;
+      };
+      int64_t number = take();
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < rows; row++) write(row, scratch);
-      // The implicit barrier: every key of the step is in the cache before anybody reads it.
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t part = 0; part < parts; part++)
-        attend(items[part / heads], part % heads, scratch);
+      for (int64_t row = 0; row < step_.num_rows; row++)
+        for (int64_t head = 0; head < call_.num_kv_heads; head++) write(row, head, scratch.key);
+      // The implicit barrier: every key of the step is in the cache before anybody reads it. From
+      // here on each thread knows one part more than it works at.
+      while (number < parts_) {
+        const int64_t next = take();
+        attend(part(number), part(next < parts_ ? next : number), scratch);
+        number = next;
+      }
     }
   }
 
  private:
+  Part part(int64_t number) const {
+    return {items_[number / call_.num_kv_heads], number % call_.num_kv_heads};
+  }
   // One head of one row as the model attends with it.
   void prepare(const T* x, const float* norm, int64_t row, float* out) const {
-    const int64_t size = call_.key_dim, half = call_.rotary_dim / 2;
+    const int64_t size = call_.key_dim, first = row * call_.rotary_dim;
     if (norm) normalise(x, size, {norm, call_.epsilon, call_.norm_rounds_first}, out);
     else for (int64_t d = 0; d < size; d++) out[d] = to_float(x[d]);
-    const T* cos = static_cast<const T*>(call_.cos) + row * call_.rotary_dim;
-    const T* sin = static_cast<const T*>(call_.sin) + row * call_.rotary_dim;
-    for (int64_t d = 0; d < half; d++) {
-      const float a = out[d], b = out[d + half];
-      out[d] = rounded<T>(rounded<T>(a * to_float(cos[d])) - rounded<T>(b * to_float(sin[d])));
-      out[d + half] = rounded<T>(rounded<T>(b * to_float(cos[d + half]))
-                                 + rounded<T>(a * to_float(sin[d + half])));
-    }
+    if (call_.rotary_dim)
+      rotate(static_cast<const T*>(call_.cos) + first, static_cast<const T*>(call_.sin) + first,
+             call_.rotary_dim, out);
   }
 
-  void write(int64_t row, Scratch& scratch) const {
-    const int64_t heads = call_.num_kv_heads, size = step_.block_size;
-    const int64_t block = step_.slot_blocks[row], slot = step_.slot_offsets[row];
-    const T* keys = static_cast<const T*>(call_.key) + row * call_.key_row;
-    const T* values = static_cast<const T*>(call_.value) + row * call_.value_row;
-    for (int64_t head = 0; head < heads; head++) {
-      T* key = static_cast<T*>(call_.key_cache) + (block * heads + head) * call_.key_dim * size;
-      scratch.key.resize(call_.key_dim);
-      prepare(keys + head * call_.key_head, call_.key_norm, row, scratch.key.data());
-      for (int64_t d = 0; d < call_.key_dim; d++)
-        from_float(scratch.key[d], key + d * size + slot);
-      T* value = static_cast<T*>(call_.value_cache)
-               + ((block * heads + head) * size + slot) * call_.value_dim;
-      std::copy_n(values + head * call_.value_head, call_.value_dim, value);
-    }
+  // Where a row's key and value of a head belong; the numbers of the key are a block size apart.
+  T* key_place(int64_t row, int64_t head) const {
+    const int64_t page = step_.slot_blocks[row] * call_.num_kv_heads + head;
+    return static_cast<T*>(call_.key_cache) + page * call_.key_dim * step_.block_size
+         + step_.slot_offsets[row];
+  }
+  T* value_place(int64_t row, int64_t head) const {
+    const int64_t page = step_.slot_blocks[row] * call_.num_kv_heads + head;
+    return static_cast<T*>(call_.value_cache)
+         + (page * step_.block_size + step_.slot_offsets[row]) * call_.value_dim;
   }
 
-  void attend(const Item& item, int64_t head, Scratch& scratch) const {
-    const int64_t size = step_.block_size;
-    const int64_t last = item.first_position + item.num_rows - 1;
+  void write(int64_t row, int64_t head, std::vector<float>& made) const {
+    const int64_t dim = call_.key_dim, size = step_.block_size;
+    if (row + 1 < step_.num_rows) {  // each number of a key has a line of its own, in no order
+      const T* next = key_place(row + 1, head);
+      for (int64_t d = 0; d < dim; d++) prefetch_to_write(next + d * size);
+    }
+    made.resize(dim);
+    const T* source = static_cast<const T*>(call_.key) + row * call_.key_row + head * call_.key_head;
+    prepare(source, call_.key_norm, row, made.data());
+    T* key = key_place(row, head);
+    for (int64_t d = 0; d < dim; d++) from_float(made[d], key + d * size);
+    source = static_cast<const T*>(call_.value) + row * call_.value_row + head * call_.value_head;
+    std::copy_n(source, call_.value_dim, value_place(row, head));
+  }
+
+  // `then` is what this thread does next.
+  void attend(Part part, Part then, Scratch& scratch) const {
+    const Item& item = part.item;
     scratch.fit(item.num_rows * group_, call_.key_dim, slots_, call_.value_dim);
-    gather_queries(item, head, scratch.query.data());
-    const int64_t* table = step_.block_ids + step_.cu_blocks[item.seq];
-    const int64_t first = first_visible(call_, item.first_position) / size;
-    for (int64_t block = first; block <= last / size; block++)
-      visit(item, table[block] * call_.num_kv_heads + head, block * size, scratch);
-    finish(item, head, scratch);
+    gather_queries(part, scratch.query.data());
+    const int64_t end = (item.first_position + item.num_rows - 1) / step_.block_size + 1;
+    for (int64_t block = first_block(item); block < end;) {
+      const int64_t behind = std::min(block / blocks_ * blocks_ + blocks_, end);
+      const T* after = behind < end ? keys(part, behind) : keys(then, first_block(then.item));
+      visit(part, {block, behind}, after, scratch);
+      block = behind;
+    }
+    finish(part, scratch);
   }
 
-  void gather_queries(const Item& item, int64_t head, float* out) const {
-    for (int64_t row = 0; row < item.num_rows; row++)
+  int64_t first_block(const Item& item) const {
+    return first_visible(call_, item.first_position) / step_.block_size;
+  }
+
+  void gather_queries(Part part, float* out) const {
+    const int64_t first = part.item.first_row, head = part.head * group_;
+    for (int64_t row = first; row < first + part.item.num_rows; row++)
       for (int64_t g = 0; g < group_; g++) {
-        const T* query = static_cast<const T*>(call_.query)
-                       + (item.first_row + row) * call_.query_row
-                       + (head * group_ + g) * call_.query_head;
-        prepare(query, call_.query_norm, item.first_row + row, out);
+        const T* query = static_cast<const T*>(call_.query) + row * call_.query_row
+                       + (head + g) * call_.query_head;
+        prepare(query, call_.query_norm, row, out);
         for (int64_t d = 0; d < call_.key_dim; d++) *out++ *= call_.scaling;
       }
   }
 
-  // `page` is the block of this KV head, `base` the position of its first slot.
-  void visit(const Item& item, int64_t page, int64_t base, Scratch& scratch) const {
-    const int64_t vectors = item.num_rows * group_, size = step_.block_size;
-    const int64_t key_dim = call_.key_dim, value_dim = call_.value_dim;
-    const T* keys = static_cast<const T*>(call_.key_cache) + page * key_dim * size;
-    const T* values = static_cast<const T*>(call_.value_cache) + page * size * value_dim;
-    float *score = scratch.score.data(), *output = scratch.output.data();
-    std::fill_n(score, vectors * slots_, 0.0f);
-    multiply(scratch.query.data(), key_dim, vectors, keys, size, size, score, slots_, key_dim);
-    int64_t first = size, end = 0;  // slots that some vector sees: only those were ever written
-    for (int64_t v = 0; v < vectors; v++) {
-      const int64_t position = item.first_position + v / group_;
-      const int64_t lowest = std::max<int64_t>(first_visible(call_, position) - base, 0);
-      const int64_t behind = std::min(position + 1 - base, size);
-      if (lowest >= behind) {
-        std::fill_n(score + v * slots_, slots_, 0.0f);
-        continue;
-      }
-      first = std::min(first, lowest);
-      end = std::max(end, behind);
-      const float factor = soften(score + v * slots_, slots_, lowest, behind, call_.softcap,
-                                  &scratch.maximum[v], &scratch.total[v]);
-      if (factor != 1.0f)
-        for (int64_t d = 0; d < value_dim; d++) output[v * value_dim + d] *= factor;
-    }
-    if (first < end)
-      multiply(score + first, slots_, vectors, values + first * value_dim, value_dim, value_dim,
-               output, value_dim, end - first);
+  const T* keys(Part part, int64_t block) const {
+    return static_cast<const T*>(call_.key_cache)
+         + page(part, block) * step_.block_size * call_.key_dim;
+  }
+  const T* values(Part part, int64_t block) const {
+    return static_cast<const T*>(call_.value_cache)
+         + page(part, block) * step_.block_size * call_.value_dim;
+  }
+  int64_t page(Part part, int64_t block) const {
+    const int64_t id = step_.block_ids[step_.cu_blocks[part.item.seq] + block];
+    return id * call_.num_kv_heads + part.head;
   }
 
-  void finish(const Item& item, int64_t head, Scratch& scratch) const {
+  // `after` is the page of keys to be read next.
+  void visit(Part part, Stretch stretch, const T* after, Scratch& scratch) const {
+    const int64_t vectors = part.item.num_rows * group_, size = step_.block_size;
+    const int64_t first = stretch.begin / blocks_ * blocks_, dim = call_.value_dim;
+    const Slots scored{(stretch.begin - first) * size, (stretch.end - first) * size};
+    float *score = scratch.score.data(), *output = scratch.output.data();
+    for (int64_t v = 0; v < vectors; v++)
+      std::fill(score + v * slots_ + scored.begin, score + v * slots_ + scored.end, 0.0f);
+    for (int64_t block = stretch.begin; block < stretch.end; block++) {
+      const bool last = block + 1 == stretch.end;
+      multiply(scratch.query.data(), call_.key_dim, vectors, keys(part, block), size, size,
+               score + (block - first) * size, slots_, call_.key_dim,
+               last ? values(part, stretch.begin) : keys(part, block + 1));
+    }
+    const Slots visible = weigh(part.item, first * size, scored, scratch);
+    for (int64_t block = stretch.begin; block < stretch.end; block++) {
+      const bool last = block + 1 == stretch.end;
+      const int64_t slot = (block - first) * size;
+      const int64_t begin = std::max(visible.begin, slot);
+      const int64_t end = std::min(visible.end, slot + size);
+      if (begin < end)
+        multiply(score + begin, slots_, vectors, values(part, block) + (begin - slot) * dim, dim,
+                 dim, output, dim, end - begin, last ? after : values(part, block + 1));
+    }
+  }
+
+  // Scores to weights, `base` being the position of slot 0. Returns the slots that some vector
+  // sees: only those were ever written.
+  Slots weigh(const Item& item, int64_t base, Slots scored, Scratch& scratch) const {
+    Slots any{scored.end, scored.begin};
     for (int64_t v = 0; v < item.num_rows * group_; v++) {
-      const int64_t query_head = head * group_ + v % group_;
-      float total = scratch.total[v];
-      if (call_.sinks) total += std::exp(call_.sinks[query_head] - scratch.maximum[v]);
+      const int64_t position = item.first_position + v / group_;
+      const Slots visible{std::max(first_visible(call_, position) - base, scored.begin),
+                          std::min(position + 1 - base, scored.end)};
+      float* score = scratch.score.data() + v * slots_;
+      if (visible.begin >= visible.end) {
+        std::fill(score + scored.begin, score + scored.end, 0.0f);
+        continue;
+      }
+      any = {std::min(any.begin, visible.begin), std::max(any.end, visible.end)};
+      const float factor = soften(score, visible, scored, call_.softcap, scratch.seen[v]);
+      float* output = scratch.output.data() + v * call_.value_dim;
+      if (factor != 1.0f)
+        for (int64_t d = 0; d < call_.value_dim; d++) output[d] *= factor;
+    }
+    return any;
+  }
+
+  void finish(Part part, const Scratch& scratch) const {
+    const Item& item = part.item;
+    for (int64_t v = 0; v < item.num_rows * group_; v++) {
+      const int64_t query_head = part.head * group_ + v % group_;
+      float total = scratch.seen[v].total;
+      if (call_.sinks) total += std::exp(call_.sinks[query_head] - scratch.seen[v].maximum);
       T* out = static_cast<T*>(call_.output)
              + ((item.first_row + v / group_) * call_.num_heads + query_head) * call_.value_dim;
       for (int64_t d = 0; d < call_.value_dim; d++)
@@ -300,7 +287,9 @@ class Attention {
 
   const Step& step_;
   const Call& call_;
-  const int64_t group_, slots_;
+  const int64_t group_;
+  const std::vector<Item> items_;
+  const int64_t parts_, blocks_, slots_;  // the latter of a stretch
 };
 
 }  // namespace

@@ -53,4 +53,16 @@ void normalise(const X* x, int64_t size, const Norm& norm, Y* out) {
   }
 }
 
+// Rotary embedding in place, as a model of type T computes it: x[d] and x[d + size / 2] are a pair.
+template <class T>
+void rotate(const T* __restrict cos, const T* __restrict sin, int64_t size, float* __restrict x) {
+  const int64_t half = size / 2;
+  for (int64_t d = 0; d < half; d++) {
+    const float a = x[d], b = x[d + half];
+    x[d] = rounded<T>(rounded<T>(a * to_float(cos[d])) - rounded<T>(b * to_float(sin[d])));
+    x[d + half] = rounded<T>(rounded<T>(b * to_float(cos[d + half]))
+                             + rounded<T>(a * to_float(sin[d + half])));
+  }
+}
+
 }  // namespace tokenmill

@@ -66,6 +66,12 @@ inline void keep(vfloat& x) {
 #endif
 }
 
+constexpr int LINE_BYTES = 64;  // of the caches; where they are longer, some hints are idle
+
+// Brings the line of this address into the L2 cache, or near to be written. Any address may be given.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+
 // Cephes' expf: 2^n · P(r) with r = x - n·ln 2. Below -87 the result is 0, for -infinity too; NaN
 // stays NaN, so that a broken model shows. x is at most 88.
 inline vfloat exponential(vfloat x) {
