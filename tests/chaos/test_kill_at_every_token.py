@@ -309,3 +309,18 @@ def test_smollm2_killed_at_random_tokens(
             undisturbed = check_undisturbed(workers, case, generation)
             for index in part:
                 kill_at(workers, case, index, undisturbed)
+
+
+def test_killed_at_some_tokens_with_a_step_in_flight(
+    server: EmbeddedServer, tiny_options: dict[str, Any], tiny_llm: LLM, tmp_path: Path
+) -> None:
+    """Nothing here needs the host: the tokens of the step in flight are lost, and come again."""
+    sampling = {"temperature": 0.9, "seed": 11, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    generation = tiny_llm.generate(EMOJI, SamplingParams(**sampling))[0]
+    case = Case("ahead", EMOJI, {**sampling, "logprobs": None})
+    with forked_workers(server, tmp_path, tiny_options | {"async_scheduling": True}) as workers:
+        workers.start()
+        undisturbed = Transcript.read(workers.pool, case.submit(workers.pool))
+        assert (undisturbed.token_ids, undisturbed.text) == (generation.token_ids, generation.text)
+        for index in (1, NUM_TOKENS // 2, NUM_TOKENS - 1):
+            kill_at(workers, case, index, undisturbed)
