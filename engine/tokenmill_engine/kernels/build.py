@@ -65,13 +65,12 @@ def build_ahead() -> None:
     num_threads = min(len(names), max(1, (os.cpu_count() or 1) - 1))
     for number in range(num_threads):
         # A daemon: a worker that is told to stop does not wait for a compiler.
-        share = names[number::num_threads]
+        share = [(name, _under_way[name]) for name in names[number::num_threads]]
         threading.Thread(target=_build_all, args=(share,), name="kernels", daemon=True).start()
 
 
-def _build_all(names: Iterable[str]) -> None:
-    for name in names:
-        future = _under_way[name]
+def _build_all(kernels: Iterable[tuple[str, Future[Path]]]) -> None:
+    for name, future in kernels:
         if not future.set_running_or_notify_cancel():  # whoever needs it did not wait for its turn
             continue
         try:
