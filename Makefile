@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Where no torch is there yet, this one is installed first (pip picks the build for the machine).
 TORCH ?= torch==2.13.0
-# One torch thread for each test process: two processes share the cores.
+# One torch thread for each test process. Three, since many tests wait for processes of their own:
+# on two cores none is idle.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST ?= $(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

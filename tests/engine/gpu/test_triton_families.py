@@ -34,15 +34,11 @@ FAMILIES = {
     "deepseek v3": TWO_LAYERS,  # values narrower than keys
     "qwen3 moe": TWO_LAYERS,
 }
-FAST = {"gpt oss"}
 
 
-def params() -> list[object]:
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
-
-
+@pytest.mark.slow  # in the interpreter; whole models that are fused are among the quick tests
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", params())
+@pytest.mark.parametrize("name", FAMILIES)
 def test_equals_generate(name: str) -> None:
     variant = SERVED[name]
     model = tiny_model(variant.class_name, **(variant.config | FAMILIES[name]))
