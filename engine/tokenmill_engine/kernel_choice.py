@@ -15,7 +15,7 @@ from .errors import ConfigError
 from .fused_operations import Operations, PreparingBackend
 from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
-from .linear_kernel import DTYPES, NativeOperations
+from .linear_kernel import BFLOAT16_PRODUCTS, DTYPES, NativeOperations, bfloat16_products
 from .native_attention import NativePagedAttention
 from .native_sampling import NativeSampling
 from .packed_linear import pack_linears
@@ -64,8 +64,8 @@ def prepare_modules(
 ) -> None:
     """Fuses modules and, on a CPU, packs linear layers in place; logs it.
 
-    On a processor that multiplies bfloat16 itself, torch does that several times faster than our
-    kernel, which computes in float32: there, nothing is changed.
+    Where torch lets the processor multiply bfloat16 itself, and our kernel was compiled without
+    that, torch is several times faster in bfloat16: there, nothing is changed.
     """
     if kernels == "torch":
         return
@@ -74,8 +74,8 @@ def prepare_modules(
         return
     if model.device.type != "cpu":
         return
-    if kernels == "auto" and model.dtype == torch.bfloat16 and _multiplies_bfloat16():
-        logger.info("linear layers: plain torch, for this processor multiplies bfloat16")
+    if kernels == "auto" and model.dtype == torch.bfloat16 and only_torch_multiplies_bfloat16():
+        logger.info("linear layers: plain torch, whose bfloat16 is faster on this processor")
         return
     if isinstance(backend, NativePagedAttention) and model.dtype in DTYPES:
         _fuse(model, backend, specs, NativeOperations)
@@ -127,5 +127,13 @@ def _fuse(
         logger.warning("modules are not fused: %s", why)
 
 
-def _multiplies_bfloat16() -> bool:
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+def only_torch_multiplies_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 itself, and our kernel does not make use of it."""
+    if not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
+        return False
+    try:
+        kind = bfloat16_products()
+    except KernelUnavailable:
+        return True
+    logger.info("bfloat16 products: %s", BFLOAT16_PRODUCTS[kind])
+    return not kind

@@ -14,6 +14,9 @@ from .kernels.build import KernelUnavailable, load_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
+#: How the kernel multiplies bfloat16 by bfloat16, by the number that its source gives.
+BFLOAT16_PRODUCTS = ("in float32", "in pairs (AVX512-BF16)", "in tiles (AMX)")
+
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -56,7 +59,17 @@ def _kernel() -> Any:
     library.tokenmill_pack.restype = None
     library.tokenmill_fits_bfloat16.argtypes = (_POINTER, _INT, ctypes.c_int32)
     library.tokenmill_fits_bfloat16.restype = ctypes.c_int32
+    library.tokenmill_bfloat16_products.argtypes = ()
+    library.tokenmill_bfloat16_products.restype = ctypes.c_int32
     return library
+
+
+def bfloat16_products() -> int:
+    """Which of `BFLOAT16_PRODUCTS` this process computes with; 0: not by the processor's own.
+
+    Raises KernelUnavailable.
+    """
+    return int(_kernel().tokenmill_bfloat16_products())
 
 
 def normalise(x: torch.Tensor, norm: Norm) -> torch.Tensor:

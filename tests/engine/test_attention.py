@@ -266,12 +266,13 @@ def test_decode_does_not_depend_on_the_batch(make_backend: MakeBackend) -> None:
     assert torch.equal(last_token_of_the_first([]), last_token_of_the_first(sequences[1:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"window": 9, "softcap": 3.0, "sinks": True}])
 def test_the_native_result_does_not_depend_on_how_a_prompt_was_cut(
-    settings: dict[str, object],
+    settings: dict[str, object], dtype: torch.dtype
 ) -> None:
     """Bit for bit, in tiles of many rows or of one: a resumed request sees the same scores."""
-    shape = Shape(block_size=8)
+    shape = Shape(block_size=8, dtype=dtype)
     rule = make_rule(shape, settings)
     try:
         backend = NativePagedAttention([shape.spec])

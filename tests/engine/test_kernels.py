@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from support_models import tiny_model
+from tokenmill_engine import kernel_choice
 from tokenmill_engine.attention import AttentionBackend, AttentionSpec
 from tokenmill_engine.config import EngineConfig, Kernels
 from tokenmill_engine.device_sampling import choose_on_device
 from tokenmill_engine.errors import ConfigError
-from tokenmill_engine.kernel_choice import choose_attention, choose_sampling
+from tokenmill_engine.kernel_choice import choose_attention, choose_sampling, prepare_modules
 from tokenmill_engine.kernels import build, prebuilt
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.native_attention import NativePagedAttention
 from tokenmill_engine.native_sampling import NativeSampling
+from tokenmill_engine.packed_linear import PackedLinear
 from tokenmill_engine.paged_attention_reference import TorchPagedAttention
 from tokenmill_engine.sampler import TokenChooser, choose_by_torch
 from tokenmill_engine.triton_attention import TritonPagedAttention
@@ -193,6 +196,41 @@ def test_without_a_compiler_torch_chooses_the_tokens(caplog: pytest.LogCaptureFi
     assert "sampling: plain torch, several times slower: no C++ compiler" in caplog.text
     with pytest.raises(ConfigError, match="kernels: no C\\+\\+ compiler"):
         chosen_sampling("native")
+
+
+@pytest.mark.parametrize(
+    ("by_torch", "by_kernel", "kernels", "packs"),
+    [
+        (True, 0, "auto", False),  # such as one that was compiled ahead
+        (True, 0, "native", True),
+        (True, 1, "auto", True),
+        (True, 2, "auto", True),
+        (False, 0, "auto", True),
+        (True, None, "auto", False),
+    ],
+)
+def test_bfloat16_is_left_to_torch_where_only_torch_multiplies_it(
+    by_torch: bool, by_kernel: int | None, kernels: Kernels, packs: bool,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    try:
+        load_kernel("linear")
+    except KernelUnavailable as why:
+        pytest.skip(str(why))
+
+    def products() -> int:
+        if by_kernel is None:
+            raise KernelUnavailable("no C++ compiler")
+        return by_kernel
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: by_torch)
+    monkeypatch.setattr(kernel_choice, "bfloat16_products", products)
+    model = tiny_model().bfloat16()
+    with caplog.at_level(logging.INFO):
+        prepare_modules(kernels, model, TorchPagedAttention(), {})
+    assert isinstance(model.lm_head, PackedLinear) is packs
+    assert ("plain torch, whose bfloat16 is faster" in caplog.text) is not packs
 
 
 V3 = "flags : fpu avx avx2 bmi1 bmi2 f16c fma abm movbe"

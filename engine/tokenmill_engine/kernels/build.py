@@ -56,7 +56,7 @@ def build_ahead() -> None:
     waits for its library only if that is still under way. Nothing is loaded before it is asked
     for: OpenMP must come from torch.
     """
-    # Linear layers last: some processors need no kernel of ours for them.
+    # Linear layers last: the others are asked for first, and kernels of torch may do instead.
     names = sorted(
         (source.stem for source in _sources()), key=lambda name: (name == "linear", name)
     )

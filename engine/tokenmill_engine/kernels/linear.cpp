@@ -2,21 +2,26 @@
 // normalisation of x before, a gated activation or a residual sum after.
 //
 // W [N, K] is cut into panels of PANEL output columns, each stored front to back in the order in which
-// the inner loop reads it; the last panel is padded with zeros. A register block of up to MOST_ROWS
-// rows and one panel runs over K (the micro-kernel of Goto and van de Geijn, 2008), cut so that
+// the inner loop reads it (packing.h); the last panel is padded with zeros. Blocks of registers
+// (blocks.h) or of tiles (tiles.h) run over K, which for registers is cut so that
 // its part of the panel stays in the L1 cache for all rows of a row block, and these in the L2 cache.
 //
-// A weight whose numbers are all exact in bfloat16 may be stored so: the result is the same bit
-// by bit, and half as many bytes are read; a shift or a mask widens a vector (see packing.h).
+// A weight whose numbers are all exact in bfloat16 may be stored so: with x in float32 the result is
+// the same bit by bit, and half as many bytes are read. With x in bfloat16 the processor's own products
+// are taken where it has any: tiles, or pairs of k.
 //
 // The sum of an output runs over K in order, whatever the number of rows: no row depends on others.
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "blocks.h"
+#include "kept.h"
 #include "packing.h"
 #include "pointwise.h"
+#include "tiles.h"
 #include "vectors.h"
 
 extern "C" {
@@ -52,158 +57,82 @@ namespace {
 
 using namespace tokenmill;
 
-constexpr int64_t BLOCK_FLOATS = 80 * 1024;  // of x in a row block: two thirds of a small L2 cache
-constexpr int64_t MOST_BLOCK_ROWS = 144;
-constexpr int64_t PANEL_BYTES = 20 * 1024;  // of a panel in a block of K: half of a small L1 cache
-constexpr int PANELS_PER_TASK = 2;  // small tasks: threads that were held up are overtaken
-constexpr int WIDE = 4;             // panels of a single row at once: enough sums under way
-
-// Column vector j of a panel at k = 2 · pair + ODD.
-template <int ODD>
-inline vfloat weights(const float* panel, int64_t pair, int j) {
-  return load(panel + (2 * pair + ODD) * PANEL + j * W);
-}
-template <int ODD>
-inline vfloat weights(const bfloat16* panel, int64_t pair, int j) {
-  const vint words = load_words(panel + (pair * 2 + j) * PANEL);
-  return ODD ? (vfloat)(words & int32_t(0xffff0000)) : (vfloat)(words << 16);
-}
-
-template <int ROWS, int PANELS, int ODD, class T>
-inline void add_products(vfloat (&sum)[ROWS][2 * PANELS], const float* x, int64_t x_row,
-                         const T* weight, int64_t panel_size, int64_t pair) {
-  vfloat row[2 * PANELS];
-  for (int j = 0; j < 2 * PANELS; j++) {
-    row[j] = weights<ODD>(weight + j / 2 * panel_size, pair, j % 2);
-    keep(row[j]);
-  }
-  for (int m = 0; m < ROWS; m++) {
-    const vfloat factor = all(x[m * x_row + 2 * pair + ODD]);
-    for (int j = 0; j < 2 * PANELS; j++) sum[m][j] += factor * row[j];
-  }
-}
-
-// y [ROWS, PANELS · PANEL] += x · weight, over `count` k of adjacent panels.
-template <int ROWS, int PANELS, class T>
-void register_block(const float* x, int64_t x_row, const T* weight, int64_t panel_size,
-                    int64_t count, float* y, int64_t y_row) {
-  vfloat sum[ROWS][2 * PANELS];
-  for (int m = 0; m < ROWS; m++)
-    for (int j = 0; j < 2 * PANELS; j++) sum[m][j] = load(y + m * y_row + j * W);
-  for (int64_t pair = 0; pair < count / 2; pair++) {
-    add_products<ROWS, PANELS, 0>(sum, x, x_row, weight, panel_size, pair);
-    add_products<ROWS, PANELS, 1>(sum, x, x_row, weight, panel_size, pair);
-  }
-  if (count % 2) add_products<ROWS, PANELS, 0>(sum, x, x_row, weight, panel_size, count / 2);
-  for (int m = 0; m < ROWS; m++)
-    for (int j = 0; j < 2 * PANELS; j++) store(y + m * y_row + j * W, sum[m][j]);
-}
-
-template <int ROWS, class T>
-void few_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t count,
-              float* y, int64_t y_row) {
-  if constexpr (ROWS > 0) {
-    if (rows == ROWS) register_block<ROWS, 1>(x, x_row, weight, 0, count, y, y_row);
-    else few_rows<ROWS - 1>(rows, x, x_row, weight, count, y, y_row);
-  }
-}
-
-// One panel for all rows of a row block, in register blocks of nearly the same height.
-template <class T>
-void panel_rows(int64_t rows, const float* x, int64_t x_row, const T* weight, int64_t count,
-                float* y, int64_t y_row) {
-  const int64_t tiles = ceil_div(rows, MOST_ROWS);
-  for (int64_t tile = 0; tile < tiles; tile++) {
-    const int64_t m = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-    few_rows<MOST_ROWS>(end - m, x + m * x_row, x_row, weight, count, y + m * y_row, y_row);
-  }
-}
-
-// Memory that threads keep from call to call: x made float32 or normalised, and sums of a task.
-std::vector<float>& kept(int which) {
-  static thread_local std::vector<float> buffers[2];
-  return buffers[which];
-}
-
-// X is the type of x and y, T that of the packed weight.
-template <class X, class T>
+// X is the type of x and y, T that of the packed weight, and Method what multiplies.
+template <class X, class T, class Method>
 class Product {
  public:
+  using P = typename Method::Number;
+
   explicit Product(const Linear& call)
       : call_(call), panels_(ceil_div(call.outputs, PANEL) * (call.gate ? 2 : 1)),
-        panel_size_(even(call.inputs) * PANEL), x_row_(call.x_row) {}
+        method_(call.num_rows, call.inputs), x_row_(call.x_row) {}
 
   void run() {
-    const int64_t rows = call_.num_rows, inputs = call_.inputs;
-    const bool prepares = sizeof(X) != sizeof(float) || call_.norm;
-    float* prepared = nullptr;
-    if (prepares) {
-      auto& buffer = kept(0);
-      if (int64_t(buffer.size()) < rows * inputs) buffer.resize(rows * inputs);
-      x_ = prepared = buffer.data();
-      x_row_ = inputs;
-    } else {
-      x_ = static_cast<const float*>(call_.x);
-    }
-    const int64_t limit = std::clamp<int64_t>(BLOCK_FLOATS / inputs, MOST_ROWS, MOST_BLOCK_ROWS);
-    const int64_t row_blocks = ceil_div(rows, limit);
-    const int64_t width = rows == 1 ? WIDE : PANELS_PER_TASK;
-    const int64_t groups = ceil_div(panels_, width);
-#pragma omp parallel num_threads(std::max(1, call_.num_threads))
+    const bool prepares = !std::is_same_v<P, float> || sizeof(X) != sizeof(float) || call_.norm;
+    const int64_t units = method_.units(), threads = std::max(1, call_.num_threads);
+    // A pass prepares no more of x than its threads compute with before the next.
+    const int64_t passes = prepares ? ceil_div(units, method_.pass_units(threads)) : 1;
+    const int64_t most = ceil_div(units, passes) * method_.unit_rows();
+    P* prepared = prepares ? kept<P>(PREPARED, most * method_.row_size()) : nullptr;
+    if (prepares) x_row_ = method_.row_size();
+#pragma omp parallel num_threads(threads)
     {
-      if (prepares) {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) prepare(row, prepared + row * inputs);
-      }
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t task = 0; task < row_blocks * groups; task++) {
-        const int64_t block = task / groups, first = task % groups * width;
-        const int64_t row = rows * block / row_blocks, end = rows * (block + 1) / row_blocks;
-        compute(row, end - row, first, std::min(width, panels_ - first));
-      }
+      const typename Method::InThread registers(method_);
+      for (int64_t pass = 0; pass < passes; pass++)
+        run({units * pass / passes, units * (pass + 1) / passes}, prepared);
     }
   }
 
  private:
-  void prepare(int64_t row, float* out) const {
-    const X* x = static_cast<const X*>(call_.x) + row * call_.x_row;
-    if (call_.norm)
-      normalise(x, call_.inputs, {call_.norm, call_.epsilon, call_.norm_rounds_first}, out);
-    else for (int64_t k = 0; k < call_.inputs; k++) out[k] = to_float(x[k]);
+  struct Units { int64_t begin, end; };
+
+  // A part of x by all of W, on all threads.
+  void run(Units part, P* prepared) const {
+    const int64_t unit_rows = method_.unit_rows(), units = part.end - part.begin;
+    const int64_t begin = part.begin * unit_rows;
+    const P* x = static_cast<const P*>(call_.x);
+    if (prepared) {
+      x = prepared;
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < units * unit_rows; row++)
+        method_.place(row, prepared, [&](P* out) { prepare(begin + row, out); });
+    }
+    const int64_t row_blocks = ceil_div(units, method_.block_units());
+    const int64_t width = method_.task_panels(), groups = ceil_div(panels_, width);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < row_blocks * groups; task++) {
+      const int64_t block = task / groups, first = task % groups * width;
+      const int64_t end = units * (block + 1) / row_blocks, step = method_.units_at_once();
+      for (int64_t unit = units * block / row_blocks; unit < end; unit += step)
+        compute(x + unit * unit_rows * x_row_, begin + unit * unit_rows,
+                std::min(end - unit, step) * unit_rows, first, std::min(width, panels_ - first));
+    }
   }
 
-  void compute(int64_t row, int64_t rows, int64_t first, int64_t count) const {
-    const int64_t columns = count * PANEL;
-    auto& buffer = kept(1);
-    if (int64_t(buffer.size()) < rows * columns) buffer.resize(rows * columns);
-    float* sums = buffer.data();
-    const int64_t column = first * PANEL;
+  // A row as it is multiplied, its K padded with zeros; rows behind the last are zeros.
+  void prepare(int64_t row, P* out) const {
+    const int64_t real = row < call_.num_rows ? call_.inputs : 0;
+    const X* x = static_cast<const X*>(call_.x) + row * call_.x_row;
+    if (call_.norm && real)
+      normalise(x, real, {call_.norm, call_.epsilon, call_.norm_rounds_first}, out);
+    else if constexpr (std::is_same_v<X, P>) std::copy_n(x, real, out);
+    else for (int64_t k = 0; k < real; k++) from_float(to_float(x[k]), out + k);
+    std::fill(out + real, out + method_.row_size(), P{});
+  }
+
+  void compute(const P* x, int64_t row, int64_t rows, int64_t first, int64_t count) const {
+    const int64_t columns = count * PANEL, column = first * PANEL;
+    float* sums = kept<float>(SUMS, rows * columns);
     for (int64_t m = 0; m < rows; m++) {
       std::fill_n(sums + m * columns, columns, 0.0f);
       if (call_.bias)
         std::copy_n(call_.bias + column, std::min(columns, call_.outputs - column),
                     sums + m * columns);
     }
-    multiply(row, rows, first, count, sums);
-    for (int64_t m = 0; m < rows; m++) finish(row + m, first, count, sums + m * columns);
-  }
-
-  void multiply(int64_t row, int64_t rows, int64_t first, int64_t count, float* sums) const {
-    const int64_t inputs = call_.inputs, columns = count * PANEL;
-    const int64_t blocks = ceil_div(inputs * PANEL * int64_t(sizeof(T)), PANEL_BYTES);
-    const int64_t size = rows == 1 ? inputs : even(ceil_div(inputs, blocks));
-    for (int64_t k = 0; k < inputs; k += size) {
-      const int64_t part = std::min(size, inputs - k);
-      const float* x = x_ + row * x_row_ + k;
-      const T* weight = static_cast<const T*>(call_.weight) + first * panel_size_ + k * PANEL;
-      if (rows == 1 && count == WIDE)
-        register_block<1, WIDE>(x, x_row_, weight, panel_size_, part, sums, columns);
-      else if (rows == 2 && count == 2)
-        register_block<2, 2>(x, x_row_, weight, panel_size_, part, sums, columns);
-      else
-        for (int64_t p = 0; p < count; p++)
-          panel_rows(rows, x, x_row_, weight + p * panel_size_, part, sums + p * PANEL, columns);
-    }
+    const T* weight = static_cast<const T*>(call_.weight) + column * padded(call_.inputs);
+    method_.multiply(x, x_row_, rows, weight, count, sums, columns);
+    const int64_t real = std::min(rows, call_.num_rows - row);
+    for (int64_t m = 0; m < real; m++) finish(row + m, first, count, sums + m * columns);
   }
 
   // Sums of one row to results.
@@ -233,16 +162,24 @@ class Product {
       store(out, activate(gate, call_.gate) * up);
       return;
     }
-    for (int i = 0; i < W; i++) gate[i] = rounded<X>(gate[i]);
-    const vfloat activated = activate(gate, call_.gate);
-    for (int i = 0; i < W; i++) out[i] = rounded<X>(activated[i]) * rounded<X>(up[i]);
+    const vfloat activated = activate(in_bfloat16(gate), call_.gate);
+    store(out, in_bfloat16(activated) * in_bfloat16(up));
   }
 
   const Linear& call_;
-  const int64_t panels_, panel_size_;
-  const float* x_ = nullptr;
+  const int64_t panels_;
+  const Method method_;
   int64_t x_row_;
 };
+
+// One method for a whole process: they differ in the last bits.
+void multiply_bfloat16(const Linear& call) {
+#if defined(TOKENMILL_TILES)
+  if (tiles_permitted()) return Product<bfloat16, bfloat16, Tiles>(call).run();
+#endif
+  using P = std::conditional_t<MULTIPLIES_PAIRS, bfloat16, float>;
+  Product<bfloat16, bfloat16, Rows<P, bfloat16>>(call).run();
+}
 
 template <class X>
 void normalise_rows(const RmsNorm& call) {
@@ -259,7 +196,7 @@ extern "C" {
 
 // Numbers in the packed form of a weight [outputs, inputs].
 int64_t tokenmill_packed_size(int64_t outputs, int64_t inputs) {
-  return ceil_div(outputs, PANEL) * PANEL * even(inputs);
+  return ceil_div(outputs, PANEL) * PANEL * padded(inputs);
 }
 
 // Into every `step`-th panel from `first` on.
@@ -281,13 +218,21 @@ void tokenmill_unpack(const void* packed, int64_t outputs, int64_t inputs, int64
   else unpack(static_cast<const float*>(packed), p, weight);
 }
 
+// How bfloat16 is multiplied by bfloat16 here, in this process: 0 in float32, 1 by pairs, 2 by tiles.
+int32_t tokenmill_bfloat16_products() {
+#if defined(TOKENMILL_TILES)
+  if (tiles_permitted()) return 2;
+#endif
+  return MULTIPLIES_PAIRS;
+}
+
 void tokenmill_linear(const Linear* call) {
   if (call->is_bfloat16) {
-    if (call->packed_as_bfloat16) Product<bfloat16, bfloat16>(*call).run();
-    else Product<bfloat16, float>(*call).run();
+    if (call->packed_as_bfloat16) multiply_bfloat16(*call);
+    else Product<bfloat16, float, Rows<float, float>>(*call).run();
   } else {
-    if (call->packed_as_bfloat16) Product<float, bfloat16>(*call).run();
-    else Product<float, float>(*call).run();
+    if (call->packed_as_bfloat16) Product<float, bfloat16, Rows<float, bfloat16>>(*call).run();
+    else Product<float, float, Rows<float, float>>(*call).run();
   }
 }
 

@@ -19,6 +19,13 @@ inline float rounded(float x) {
 template <>
 inline float rounded<float>(float x) { return x; }
 
+// A whole vector rounded as from_float() does.
+inline vfloat in_bfloat16(vfloat x) {
+  const vuint bits = (vuint)x;
+  const vint kept = (vint)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
+  return choose(x == x, (vfloat)kept, (vfloat)(vint{} + 0x7fc00000));
+}
+
 // x · sigmoid(s): SiLU (kind 1) for s = x, and the tanh form of GELU (kind 2) for the s below.
 inline vfloat activate(vfloat x, int32_t kind) {
   vfloat s = x;

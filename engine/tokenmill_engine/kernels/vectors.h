@@ -18,6 +18,7 @@ constexpr int W = VECTOR_BYTES / sizeof(float);
 
 typedef float vfloat __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t vint __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t vuint __attribute__((vector_size(VECTOR_BYTES)));
 // In memory: at any address, and through pointers to other types.
 typedef float vfloat_u __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t vint_u __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
