@@ -20,6 +20,8 @@ from tokenmill.calls import QueuePolicy
 from tokenmill.errors import TokenmillError
 
 RETENTION_MS = 10_000
+#: Of those that nobody lets come to their end.
+LONG_TOKENS = 4000
 #: Of all streams, so many are left early by their reader, and so many have no time to end.
 CANCELLED, LATE = 0.1, 0.1
 
@@ -68,10 +70,10 @@ class Load:
         chance = self._random.random()
         tokens = self._random.randint(20, 120)
         if chance < LATE:
-            request = Request(name, name, 4000, options={"deadline_s": 1.0})
+            request = Request(name, name, LONG_TOKENS, options={"deadline_s": 1.0})
             await self._read(request, leave_after=None)
         elif chance < LATE + CANCELLED:
-            await self._read(Request(name, name, 4000), leave_after=tokens)
+            await self._read(Request(name, name, LONG_TOKENS), leave_after=tokens)
         else:
             tenant = f"tenant-{self._random.randint(0, 2)}"
             await self._read(Request(name, name, tokens, tenant), leave_after=None)

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from chaos.checks import POLICY, Verdict, check_rest
-from chaos.load import RETENTION_MS
+from chaos.load import LONG_TOKENS, RETENTION_MS
 from chaos.rig import Rig, build_rig
 from chaos.soak_faults import Faults
 from chaos.svg import Panel, chart
@@ -33,6 +33,8 @@ from tokenmill.record import RECORD_FIELDS
 
 STREAMS = 16
 STEP_S = 0.02
+#: A stream that was left while Redis was away is cancelled by nobody: it runs to its end.
+OUTLAST_S = 60 + 1.5 * LONG_TOKENS * STEP_S
 SAMPLE_EVERY_S = 1.0
 PAUSE_S = 2.0
 #: Between the second and the last quarter, a curve may grow by this share or this amount.
@@ -120,7 +122,7 @@ class Soak:
         finally:
             load.process.kill()
         try:
-            eventually(rig.pool.is_clean, 60)
+            eventually(rig.pool.is_clean, OUTLAST_S)
         except AssertionError as error:
             raise AssertionError(f"left over: {self._left_over()}") from error
         rig.stop_workers()
