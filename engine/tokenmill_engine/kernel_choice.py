@@ -128,7 +128,7 @@ def _fuse(
 
 
 def only_torch_multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself, and our kernel does not make use of it."""
+    """Whether the processor multiplies bfloat16, and our kernel was compiled without that."""
     if not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
         return False
     try:

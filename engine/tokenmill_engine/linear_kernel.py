@@ -15,7 +15,12 @@ from .kernels.build import KernelUnavailable, load_kernel
 DTYPES = (torch.float32, torch.bfloat16)
 
 #: How the kernel multiplies bfloat16 by bfloat16, by the number that its source gives.
-BFLOAT16_PRODUCTS = ("in float32", "in pairs (AVX512-BF16)", "in tiles (AMX)")
+BFLOAT16_PRODUCTS = (
+    "in float32",
+    "in float32, faster than AVX512-BF16 on this processor",
+    "in pairs (AVX512-BF16)",
+    "in tiles (AMX)",
+)
 
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -65,7 +70,7 @@ def _kernel() -> Any:
 
 
 def bfloat16_products() -> int:
-    """Which of `BFLOAT16_PRODUCTS` this process computes with; 0: not by the processor's own.
+    """Which of `BFLOAT16_PRODUCTS` this process computes with; 0: it was compiled without others.
 
     Raises KernelUnavailable.
     """

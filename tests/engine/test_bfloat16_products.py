@@ -14,17 +14,22 @@ from tokenmill_engine.kernels import build
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
 from tokenmill_engine.linear_kernel import BFLOAT16_PRODUCTS, PackedWeight, bfloat16_products
 
-#: What the compiler must not use, so that the kernel multiplies in the way of this index.
-WITHOUT = (("-mno-amx-tile", "-mno-avx512bf16"), ("-mno-amx-tile",), ())
+#: Flags with which the kernel multiplies in the way of this index.
+FLAGS = (
+    ("-mno-amx-tile", "-mno-avx512bf16"),
+    ("-mno-amx-tile",),
+    ("-mno-amx-tile", "-DTOKENMILL_PAIRS_ANYWHERE"),
+    (),
+)
 
 ROWS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 49, 70)
 MANY_ROWS = 700  # several row blocks, and several passes over x
 
 
-@pytest.fixture(autouse=True, params=range(3), ids=["float32", "pairs", "tiles"])
+@pytest.fixture(autouse=True, params=range(4), ids=["float32", "intel", "pairs", "tiles"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Each test runs with the kernel compiled for each way that this processor has."""
-    monkeypatch.setitem(build.FLAGS_OF, "linear", WITHOUT[request.param])
+    monkeypatch.setitem(build.FLAGS_OF, "linear", FLAGS[request.param])
     monkeypatch.setattr(build, "_under_way", {})
     forget()
     try:

@@ -205,6 +205,7 @@ def test_without_a_compiler_torch_chooses_the_tokens(caplog: pytest.LogCaptureFi
         (True, 0, "native", True),
         (True, 1, "auto", True),
         (True, 2, "auto", True),
+        (True, 3, "auto", True),
         (False, 0, "auto", True),
         (True, None, "auto", False),
     ],

@@ -2,7 +2,7 @@
 // van de Geijn (2008).
 //
 // P is the type of prepared x, T that of the weight. In float32 a bfloat16 weight is widened on
-// its way; bfloat16 by bfloat16 takes two k at once, where the processor has an instruction for that.
+// its way; bfloat16 by bfloat16 takes two k at once, where the processor has a fast instruction for that.
 
 #pragma once
 
@@ -26,12 +26,19 @@ constexpr int64_t MOST_BLOCK_ROWS = 144;
 constexpr int64_t PANEL_BYTES = 20 * 1024;  // of a panel in a block of K: half of a small L1 cache
 
 #if defined(__AVX512BF16__)
-constexpr bool MULTIPLIES_PAIRS = true;
+// On Intel's, products of widened numbers are faster: 150 GFLOP/s of a thread against 83 (Sapphire Rapids).
+inline bool multiplies_pairs() {
+#if defined(TOKENMILL_PAIRS_ANYWHERE)  // for tests
+  return true;
+#else
+  __builtin_cpu_init();
+  return !__builtin_cpu_is("intel");
+#endif
+}
+
 inline void add_pairs(vfloat& sum, vint x, vint weights) {
   sum = (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
 }
-#else
-constexpr bool MULTIPLIES_PAIRS = false;
 #endif
 
 // Column vector j of a panel at k = 2 · pair + ODD.

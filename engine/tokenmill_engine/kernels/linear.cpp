@@ -177,8 +177,10 @@ void multiply_bfloat16(const Linear& call) {
 #if defined(TOKENMILL_TILES)
   if (tiles_permitted()) return Product<bfloat16, bfloat16, Tiles>(call).run();
 #endif
-  using P = std::conditional_t<MULTIPLIES_PAIRS, bfloat16, float>;
-  Product<bfloat16, bfloat16, Rows<P, bfloat16>>(call).run();
+#if defined(__AVX512BF16__)
+  if (multiplies_pairs()) return Product<bfloat16, bfloat16, Rows<bfloat16, bfloat16>>(call).run();
+#endif
+  Product<bfloat16, bfloat16, Rows<float, bfloat16>>(call).run();
 }
 
 template <class X>
@@ -218,12 +220,17 @@ void tokenmill_unpack(const void* packed, int64_t outputs, int64_t inputs, int64
   else unpack(static_cast<const float*>(packed), p, weight);
 }
 
-// How bfloat16 is multiplied by bfloat16 here, in this process: 0 in float32, 1 by pairs, 2 by tiles.
+// How bfloat16 is multiplied by bfloat16 in this process: 0 in float32, for lack of anything else, 1 in
+// float32, which is faster than pairs here, 2 by pairs, 3 by tiles.
 int32_t tokenmill_bfloat16_products() {
 #if defined(TOKENMILL_TILES)
-  if (tiles_permitted()) return 2;
+  if (tiles_permitted()) return 3;
 #endif
-  return MULTIPLIES_PAIRS;
+#if defined(__AVX512BF16__)
+  return multiplies_pairs() ? 2 : 1;
+#else
+  return 0;
+#endif
 }
 
 void tokenmill_linear(const Linear* call) {
