@@ -79,7 +79,8 @@ def _fuse(model: PreTrainedModel) -> dict[str, int]:
     specs = probe(model).specs
     switch_attention(model, IMPLEMENTATION)
     backend = TritonPagedAttention(specs.values(), model.device)
-    return fuse_modules(model, backend, specs, TritonOperations())
+    max_model_len = model.config.max_position_embeddings
+    return fuse_modules(model, backend, specs, TritonOperations(), max_model_len=max_model_len)
 
 
 def _prompt() -> list[int]:

@@ -7,6 +7,7 @@ attends falls back to the module's own forward outside the engine's step, as in 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,21 @@ class PackedPart(nn.Module):
         return functional.linear(x, self.weight.to(x), self.bias)
 
 
-class FusedNorm:
+class Fused(ABC):
+    """A forward in place of a module's own, which still runs where `compute` gives nothing."""
+
+    _own: Forward
+
+    @abstractmethod
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns, None where that must run."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.compute(*args, **kwargs)
+        return self._own(*args, **kwargs) if output is None else output
+
+
+class FusedNorm(Fused):
     """RMS normalisation."""
 
     def __init__(
@@ -75,15 +90,14 @@ class FusedNorm:
             yield cls(module, norm, weight.dtype, operations)
         yield cls(module, Norm(1.0 + plain, epsilon, False), weight.dtype, operations)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(x, torch.Tensor) or x.dtype != self._dtype:
-            return self._own(*args, **kwargs)
-        rows = x.reshape(-1, x.shape[-1])
-        return self._operations.normalise(rows, self.norm).view(x.shape)
+            return None
+        return self._operations.normalise(x.reshape(-1, x.shape[-1]), self.norm).view(x.shape)
 
 
-class FusedMLP:
+class FusedMLP(Fused):
     """`down(act(gate(x)) · up(x))` in two products."""
 
     def __init__(self, module: nn.Module, gate: int, operations: Operations) -> None:
@@ -119,10 +133,10 @@ class FusedMLP:
         """Rows `[T, K]` to `[T, K]`; the result may take the residual's memory."""
         return self._down.multiply(self._gate_up.multiply(x, norm=norm), residual=residual)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(x, torch.Tensor) or x.dtype != self._down.dtype:
-            return self._own(*args, **kwargs)
+            return None
         return self.apply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self._down.outputs)
 
 
@@ -145,7 +159,7 @@ class AttentionCall:
     rule: AttentionRule
 
 
-class FusedAttention:
+class FusedAttention(Fused):
     """One product for Q, K and V; the heads' norms and rotary embedding in the attention kernel."""
 
     def __init__(
@@ -159,8 +173,7 @@ class FusedAttention:
     ) -> None:
         self._own: Forward = module.forward
         self._call, self._rotates, self._norms = call, rotates, norms
-        names = ("q_proj", "k_proj", "v_proj")
-        linears = [getattr(module, name) for name in names]
+        linears = [getattr(module, f"{name}_proj") for name in "qkv"]
         out = module.o_proj
         assert isinstance(out, nn.Linear)
         self._qkv = operations.product(
@@ -171,8 +184,8 @@ class FusedAttention:
         firsts = (0, widths[0], widths[0] + widths[1])
         self._num_heads = widths[0] // call.spec.key_dim
         self.parts = {
-            name: PackedPart(linear, self._qkv, 0, first)
-            for name, linear, first in zip(names, linears, firsts, strict=True)
+            f"{name}_proj": PackedPart(linear, self._qkv, 0, first)
+            for name, linear, first in zip("qkv", linears, firsts, strict=True)
         }
         self.parts["o_proj"] = PackedPart(out, self.out, 0, 0)
 
@@ -216,7 +229,7 @@ class FusedAttention:
         if not self._rotates:
             cos, sin = cos[:, :0], sin[:, :0]
         assert prepares_heads(context.backend)
-        attended = context.backend.write_and_attend(
+        return context.backend.write_and_attend(
             qkv[:, :keys].view(rows, heads, spec.key_dim),
             qkv[:, keys:values].view(rows, spec.num_kv_heads, spec.key_dim),
             qkv[:, values:].view(rows, spec.num_kv_heads, spec.value_dim),
@@ -224,34 +237,29 @@ class FusedAttention:
             context.metadata,
             self._call.rule,
             heads=HeadPreparation(cos, sin, *self._norms),
-        )
-        return attended.view(rows, -1)
+        ).view(rows, -1)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = args
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         x, rotary = kwargs.get("hidden_states"), kwargs.get("position_embeddings")
         if args and x is None:
             x, args = args[0], args[1:]
         context = None if args else self.ready(x, rotary)
         if context is None or x is None or rotary is None:
-            return self._own(*given, **kwargs)
+            return None
         return self.out.multiply(self.attend(x[0], rotary, context)).unsqueeze(0), None
 
 
 def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
     if all(linear.bias is None for linear in linears):
         return None
-    return torch.cat(
-        [
-            linear.weight.new_zeros(linear.out_features)
-            if linear.bias is None
-            else linear.bias.detach()
-            for linear in linears
-        ]
-    )
+    parts: list[torch.Tensor] = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+        for linear in linears
+    ]
+    return torch.cat(parts).detach()
 
 
-class FusedLayer:
+class FusedLayer(Fused):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`: no pass of its own for norms and sums."""
 
     def __init__(
@@ -270,19 +278,20 @@ class FusedLayer:
     def of(cls, module: nn.Module, operations: Operations) -> FusedLayer | None:
         """Of a layer whose parts are fused already."""
         names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
-        parts = [getattr(getattr(module, name, None), "forward", None) for name in names]
-        before, between, attention, mlp = parts
+        before, between, attention, mlp = (
+            getattr(getattr(module, name, None), "forward", None) for name in names
+        )
         if not (isinstance(before, FusedNorm) and isinstance(between, FusedNorm)):
             return None
         if not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)):
             return None
         return cls(module, (before.norm, between.norm), attention, mlp, operations)
 
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         rotary = kwargs.get("position_embeddings")
         context = None if args else self._attention.ready(hidden_states, rotary)
         if context is None or rotary is None:
-            return self._own(hidden_states, *args, **kwargs)
+            return None
         x = hidden_states[0]
         attended = self._attention.attend(x, rotary, context, norm=self._norms[0])
         total, rows, norm = self._operations.add_product(

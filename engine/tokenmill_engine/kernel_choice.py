@@ -61,16 +61,18 @@ def prepare_modules(
     model: PreTrainedModel,
     backend: AttentionBackend,
     specs: Mapping[CallKey, AttentionSpec],
+    max_model_len: int,
 ) -> None:
     """Fuses modules and, on a CPU, packs linear layers in place; logs it.
 
+    What is fused computes the same at positions below `max_model_len`, in tokens.
     Where torch lets the processor multiply bfloat16 itself, and our kernel was compiled without
     that, torch is several times faster in bfloat16: there, nothing is changed.
     """
     if kernels == "torch":
         return
     if isinstance(backend, TritonPagedAttention):
-        _fuse(model, backend, specs, TritonOperations)
+        _fuse(model, backend, specs, TritonOperations, max_model_len)
         return
     if model.device.type != "cpu":
         return
@@ -78,7 +80,7 @@ def prepare_modules(
         logger.info("linear layers: plain torch, whose bfloat16 is faster on this processor")
         return
     if isinstance(backend, NativePagedAttention) and model.dtype in DTYPES:
-        _fuse(model, backend, specs, NativeOperations)
+        _fuse(model, backend, specs, NativeOperations, max_model_len)
     pack_linears(model)
 
 
@@ -120,9 +122,10 @@ def _fuse(
     backend: PreparingBackend,
     specs: Mapping[CallKey, AttentionSpec],
     operations: Callable[[], Operations],
+    max_model_len: int,
 ) -> None:
     try:
-        fuse_modules(model, backend, specs, operations())
+        fuse_modules(model, backend, specs, operations(), max_model_len=max_model_len)
     except KernelUnavailable as why:
         logger.warning("modules are not fused: %s", why)
 

@@ -80,7 +80,7 @@ def build_runner(
         longest = parts.rope_switch_tokens or limits.max_model_len
         expected = plain_results(loaded.model, longest=min(longest, limits.max_model_len))
     report("fusing and packing")
-    prepare_modules(config.kernels, loaded.model, parts.backend, probed.specs)
+    prepare_modules(config.kernels, loaded.model, parts.backend, probed.specs, limits.max_model_len)
     if expected:
         report("testing the model on its own weights")
         tested = parts.runner(NUM_BLOCKS, BLOCK_SIZE, fill=float("nan"))

@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from support_models import tiny_model
-from support_zoo import SERVED
+from support_zoo import MSCALE, SERVED, rope
 from tokenmill_engine.fused_modules import FusedMLP, FusedNorm
 from tokenmill_engine.fused_operations import GELU_TANH, SILU, Norm
-from tokenmill_engine.fusion import _same, fuse_modules
+from tokenmill_engine.fusion import fuse_modules
+from tokenmill_engine.fusion_check import same
 from tokenmill_engine.kernels.build import KernelUnavailable
 from tokenmill_engine.linear_kernel import NativeOperations, PackedWeight
 from tokenmill_engine.native_attention import NativePagedAttention
@@ -30,13 +31,21 @@ def seeded() -> None:
     torch.manual_seed(1)
 
 
-def fused(name: str, change: Any = None) -> dict[str, int]:
+def fused(
+    name: str,
+    change: Any = None,
+    *,
+    max_model_len: int = 256,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> dict[str, int]:
     variant = SERVED[name]
-    model = tiny_model(variant.class_name, **variant.config)
+    model = tiny_model(variant.class_name, **variant.config | config).to(dtype)
     if change is not None:
         change(model)
     specs = probe(model).specs
-    return fuse_modules(model, NativePagedAttention(specs.values()), specs, NativeOperations())
+    backend = NativePagedAttention(specs.values())
+    return fuse_modules(model, backend, specs, NativeOperations(), max_model_len=max_model_len)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,51 @@ def test_what_computes_something_else_stays() -> None:
     assert fused("llama", change) == {"norms": 9, "MLPs": 3, "attentions": 3, "layers": 2}
 
 
+def scaled_queries(beta: float) -> dict[str, Any]:
+    """Ministral 3's: from position 16,384 on, Q is scaled by its position."""
+    length = {"max_position_embeddings": 262144}
+    settings = {"factor": 16.0, "original_max_position_embeddings": 16384, **length, **MSCALE}
+    return length | rope("yarn", llama_4_scaling_beta=beta, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("max_model_len", "beta", "attentions"),
+    [(16384, 0.1, 4), (16385, 0.1, 0), (262144, 0.1, 0), (262144, 0.0, 4)],
+)
+def test_attention_that_scales_q_by_position_stays_where_such_positions_are_served(
+    dtype: torch.dtype, max_model_len: int, beta: float, attentions: int
+) -> None:
+    """Scaled by 1.07, as at 16,384, the output differs by less than a rounding in bfloat16 may."""
+    config = scaled_queries(beta)
+    counts = fused("ministral3", max_model_len=max_model_len, dtype=dtype, **config)
+    assert counts == {"norms": 9, "MLPs": 4, "attentions": attentions, "layers": attentions}
+
+
+def test_attention_and_layers_that_read_positions_themselves_stay() -> None:
+    def change(model: Any) -> None:
+        own = model.model.layers[1].self_attn.forward
+        model.model.layers[1].self_attn.forward = lambda position_ids, **given: (
+            own(**given)[0] + 0.01 * (position_ids[0, :, None] > 200),
+            None,
+        )
+        layer = model.model.layers[2].forward
+        model.model.layers[2].forward = lambda x, position_ids, **given: (
+            layer(x, position_ids=position_ids, **given) + (position_ids[..., None] > 200)
+        )
+
+    assert fused("llama", change) == {"norms": 9, "MLPs": 4, "attentions": 3, "layers": 2}
+    assert fused("llama", change, max_model_len=201) == {
+        "norms": 9, "MLPs": 4, "attentions": 4, "layers": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama4", "llama4 tuned, far below the switch"])
+def test_what_would_only_call_the_own_forward_is_not_fused(name: str) -> None:
+    """Llama 4's rotary table is complex, which the fused attention does not take."""
+    assert fused(name) == {"norms": 9, "MLPs": 0, "attentions": 0, "layers": 0}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_huge_number_may_be_rounded_otherwise_and_nothing_may_differ_more(
     dtype: torch.dtype,
@@ -81,9 +135,9 @@ def test_a_huge_number_may_be_rounded_otherwise_and_nothing_may_differ_more(
     rounded[3, 5] += 300 * torch.finfo(dtype).eps / 2
     moved[2, 2] += 0.2 * spread
     assert not torch.equal(rounded, output)
-    assert _same(rounded, output)
-    assert not _same(moved, output)
-    assert not _same(torch.full_like(output, float("nan")), output)
+    assert same(rounded, output)
+    assert not same(moved, output)
+    assert not same(torch.full_like(output, float("nan")), output)
 
 
 ROWS = (1, 2, 3, 7, 64, 145)

@@ -229,7 +229,7 @@ def test_bfloat16_is_left_to_torch_where_only_torch_multiplies_it(
     monkeypatch.setattr(kernel_choice, "bfloat16_products", products)
     model = tiny_model().bfloat16()
     with caplog.at_level(logging.INFO):
-        prepare_modules(kernels, model, TorchPagedAttention(), {})
+        prepare_modules(kernels, model, TorchPagedAttention(), {}, max_model_len=256)
     assert isinstance(model.lm_head, PackedLinear) is packs
     assert ("plain torch, whose bfloat16 is faster" in caplog.text) is not packs
 

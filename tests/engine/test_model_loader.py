@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from support_models import tiny_config, tiny_model
-from tokenmill_engine import fusion
+from tokenmill_engine import fusion_check
 from tokenmill_engine.checkpoint import LoadedModel
 from tokenmill_engine.config import EngineConfig
 from tokenmill_engine.errors import ConfigError, UnsupportedModel
@@ -144,7 +144,7 @@ def test_the_self_test_finds_modules_that_were_fused_wrongly(
         return model
 
     assert facts_of(model_with_a_louder_layer()).num_blocks == 100
-    monkeypatch.setattr(fusion, "_same", lambda *_: True)
+    monkeypatch.setattr(fusion_check, "same", lambda *_: True)
     with pytest.raises(UnsupportedModel, match="other results in a batch than alone"):
         facts_of(model_with_a_louder_layer())
 

@@ -60,7 +60,7 @@ class Fused:
         specs = probe(model).specs
         backend = TritonPagedAttention(specs.values(), model.device, split_tokens=8)
         operations = TritonOperations()
-        counts = fuse_modules(model, backend, specs, operations)
+        counts = fuse_modules(model, backend, specs, operations, max_model_len=256)
         return cls(model, specs, backend, operations, counts)
 
 
