@@ -93,6 +93,10 @@ def attend(
         _scatter(part_values, place * VALUE_PADDED, weighted, real, VALUE_PADDED, VALUE_PADDED)
     else:
         if HAS_SINKS:
+            # Loaded again: beside sinks ptxas 13 spills, for sm_90, the row kept over the loop.
+            row, _, _, _, _ = _lanes(
+                sequences + sequence * 4, item, GROUPS, ROWS, SPLIT, WINDOW, CHUNK
+            )
             total, weighted = _with_sinks(sinks + head, real, maximum, total, weighted)
         place = (row * NUM_HEADS + head) * VALUE_DIM
         _scatter(output, place, _mean(total, weighted), real, VALUE_DIM, VALUE_PADDED)

@@ -34,6 +34,7 @@ WINDOW = AttentionRule(1.0, window=4096)
 CHUNK = AttentionRule(1.0, chunk=8192)
 CAPPED = AttentionRule(1.0, window=4096, softcap=50.0)
 SINKS = AttentionRule(1.0, window=128, sinks=torch.zeros(1))
+FULL_SINKS = AttentionRule(1.0, sinks=torch.zeros(1))
 #: As models have them, and the widest and oddest that the tiles are for.
 CALLS = {
     "Llama 3": (CallShape(32, 8, 128, 128, BF16), PLAIN),
@@ -42,6 +43,8 @@ CALLS = {
     "Gemma 2": (CallShape(8, 4, 256, 256, BF16), CAPPED),
     "Gemma 4": (CallShape(8, 1, 512, 512, BF16), PLAIN),
     "GPT-OSS": (CallShape(64, 8, 64, 64, BF16), SINKS),
+    "GPT-OSS in float16": (CallShape(64, 8, 64, 64, F16), SINKS),
+    "GPT-OSS without a window": (CallShape(64, 8, 64, 64, BF16), FULL_SINKS),
     "Phi 3": (CallShape(32, 32, 96, 96, BF16), WINDOW),
     "DeepSeek V3": (CallShape(128, 128, 192, 128, BF16), PLAIN),
     "Falcon, 71 to 1": (CallShape(71, 1, 64, 64, BF16), PLAIN),
