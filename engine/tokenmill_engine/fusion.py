@@ -45,13 +45,13 @@ def fuse_modules(
                 break
     for module, record in records.items():
         mlp = FusedMLP.of(module, operations)
-        if mlp is not None and step.agrees(mlp, record):
+        if mlp is not None and record.may_be_fused and step.agrees(mlp, record):
             _install(module, mlp, mlp.parts)
             counts["MLPs"] += 1
         counts["attentions"] += _fuse_attention(module, record, step)
     for module, record in records.items():
         layer = FusedLayer.of(module, operations)
-        if layer is not None and not record.reads_positions and step.agrees(layer, record):
+        if layer is not None and record.may_be_fused and step.agrees(layer, record):
             _install(module, layer)
             counts["layers"] += 1
     logger.info("fused: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
@@ -70,7 +70,7 @@ def _candidates(model: nn.Module, operations: Operations) -> list[nn.Module]:
 
 
 def _fuse_attention(module: nn.Module, record: Record, step: RecordedStep) -> int:
-    if not FusedAttention.fits(module) or len(record.calls) != 1 or record.reads_positions:
+    if not FusedAttention.fits(module) or len(record.calls) != 1 or not record.may_be_fused:
         return 0
     call = record.calls[0]
     spec = step.specs[call.key]

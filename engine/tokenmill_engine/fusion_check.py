@@ -3,7 +3,8 @@
 The model runs once over a small paged cache, while the inputs and outputs of every module that
 could be fused are recorded. Its rows have positions from the first to the last that the model is
 served at. Fused modules know them from the rotary tables alone; a module that also reads them
-itself, as some do to scale Q, is found by a second call with other positions.
+itself, as some do to scale Q, is found by a second call with other positions. A module that keeps
+numbers within bounds, which random tokens may never reach, is found by the operations it uses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from .attention import (
@@ -47,6 +49,15 @@ NUM_TOKENS, BLOCK_SIZE = 7, 4
 #: 1. The worst of SmolLM2's modules, through Triton: 0.037 in bfloat16, 0.008 in float16.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
+#: What keeps numbers within bounds, as OLMo does with Q, K and V.
+BOUNDS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "clip", "clip_",
+        "minimum", "maximum", "hardtanh", "hardtanh_",
+    )
+)  # fmt: skip
+
 #: Share of these for two calls of the same code, which may round otherwise only by their threads.
 REPEAT = 0.1
 
@@ -58,6 +69,12 @@ class Record:
     output: Any
     calls: list[RecordedCall]
     reads_positions: bool = False  # beside the rotary tables, which is all that fused ones read
+    bounds_numbers: bool = False
+
+    @property
+    def may_be_fused(self) -> bool:
+        """Whether equal results mean that the same is computed."""
+        return not (self.reads_positions or self.bounds_numbers)
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -100,6 +117,22 @@ class _Recorder:
         return self.backend.write_and_attend(query, key, value, layer, meta, rule)
 
 
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Notes the modules under way when floating-point numbers are kept within bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.under_way: list[nn.Module] = []
+        self.bounding: set[nn.Module] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in BOUNDS and args[0].is_floating_point():
+            self.bounding.update(self.under_way)
+        return func(*args, **(kwargs or {}))
+
+
 class RecordedStep:
     """One prompt of random tokens, its cache, and runs of modules in its context."""
 
@@ -131,11 +164,14 @@ class RecordedStep:
         records: dict[nn.Module, Record] = {}
         again: set[nn.Module] = set()
         starts: dict[nn.Module, int] = {}
+        watch = _Watch()
 
         def before(module: nn.Module, _args: Any) -> None:
             starts[module] = len(recorder.calls)
+            watch.under_way.append(module)
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            watch.under_way.pop()
             if module in records:
                 again.add(module)
             calls = recorder.calls[starts[module] :]
@@ -145,7 +181,7 @@ class RecordedStep:
             for module in modules:
                 hooks.enter_context(module.register_forward_pre_hook(before))
                 hooks.enter_context(module.register_forward_hook(after, with_kwargs=True))
-            with forward_context(replace(self._context(), backend=recorder)):
+            with watch, forward_context(replace(self._context(), backend=recorder)):
                 self._model(
                     input_ids=self._inputs.input_ids,
                     position_ids=self._positions,
@@ -156,6 +192,7 @@ class RecordedStep:
         once = {module: record for module, record in records.items() if module not in again}
         for module, record in once.items():
             record.reads_positions = self._reads_positions(module, record)
+            record.bounds_numbers = module in watch.bounding
         return once
 
     def _reads_positions(self, module: nn.Module, record: Record) -> bool:

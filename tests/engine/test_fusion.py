@@ -117,6 +117,24 @@ def test_attention_and_layers_that_read_positions_themselves_stay() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("bound", [2.0, 1e6])
+def test_attention_that_bounds_its_numbers_stays_whether_they_reach_the_bound_or_not(
+    bound: float,
+) -> None:
+    counts = fused("olmo", clip_qkv=bound)
+    assert (counts["MLPs"], counts["attentions"], counts["layers"]) == (4, 0, 0)
+    assert fused("olmo", clip_qkv=None)["attentions"] == 4
+
+
+def test_an_mlp_that_bounds_its_numbers_stays() -> None:
+    def change(model: Any) -> None:
+        mlp = model.model.layers[1].mlp
+        own = mlp.forward
+        mlp.forward = lambda x: own(x).clamp(max=1e6)
+
+    assert fused("llama", change) == {"norms": 9, "MLPs": 3, "attentions": 4, "layers": 3}
+
+
 @pytest.mark.parametrize("name", ["llama4", "llama4 tuned, far below the switch"])
 def test_what_would_only_call_the_own_forward_is_not_fused(name: str) -> None:
     """Llama 4's rotary table is complex, which the fused attention does not take."""
