@@ -9,7 +9,7 @@ with Client() as client:
     answer = client.chat(
         [
             {"role": "system", "content": "Answer in one word."},
-            {"role": "user", "content": "What is the capital of France?"},
+            {"role": "user", "content": "Name the capital of France."},
         ],
         max_tokens=8,
         temperature=0,

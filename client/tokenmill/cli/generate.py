@@ -73,8 +73,8 @@ def generate_command(
     short_help="Answer a message, or hold a conversation.",
     epilog="""\b
 Examples:
-  tokenmill chat "What is the capital of France?"
-  tokenmill chat --system "Answer in one word." "What is the capital of France?"
+  tokenmill chat "Name the capital of France."
+  tokenmill chat --system "Answer in one word." "Name the capital of France."
   tokenmill chat                   # a conversation; Ctrl-D ends it
 \b
 Ctrl-C cancels the request.""",

@@ -13,7 +13,7 @@ _PARAGRAPH: Final = (
 )
 
 QUESTIONS: Final = (
-    "What is the capital of France?",
+    "Name the capital of France.",
     "Explain in simple words why the sky is blue.",
     f"Summarize this text in one sentence.\n\n{_PARAGRAPH}",
     "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
