@@ -48,6 +48,7 @@ def choose_on_device(
     logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
 ) -> Tensor:
     """A `TokenChooser` for a GPU; `settings` are packed and sent if they are not there yet."""
+    logits = logits.float()
     if settings is None:
         if all(request.params.is_greedy for request in requests):
             return argmax(logits)

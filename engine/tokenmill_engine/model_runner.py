@@ -66,14 +66,14 @@ class GraphsLike(Protocol):
 class ComputedStep:
     """What a step left on the device; valid until the next step."""
 
-    logits: torch.Tensor  # [num_sampling, vocab] float32
+    logits: torch.Tensor  # [num_sampling, vocab] float32, or of the model's own type
     settings: torch.Tensor | None = None  # [NUM_SETTINGS, num_sampling] int64: `pack_settings`
 
 
 class ModelRunner:
     """Owns the model and its KV cache; holds no state of a request but the last step's tokens.
 
-    `on_logits`, when set, sees the logits of every step before the sampler does.
+    `on_logits`, when set, sees the logits of every step, in float32, before the sampler does.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute_logits(self, output: SchedulerOutput) -> torch.Tensor:
-        """Write the K/V of all rows and return the logits `[num_sampling, vocab]`, float32."""
+        """Write the K/V of all rows and return the logits `[num_sampling, vocab]`, as computed."""
         inputs = build_step_inputs(
             output,
             block_size=self.kv_cache.block_size,
@@ -161,9 +161,9 @@ class ModelRunner:
                 use_cache=False,
                 logits_to_keep=rows,
             )
-        logits: torch.Tensor = result.logits[0, :num_sampling].float()
+        logits: torch.Tensor = result.logits[0, :num_sampling]
         if self.on_logits is not None:
-            self.on_logits(output, logits)
+            self.on_logits(output, logits.float())
         return logits
 
     def warm_up(self, num_tokens: int = 8) -> None:

@@ -29,12 +29,12 @@ class _Sample(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("logits", "settings", "token_ids")),
         *((name, _INT) for name in ("num_rows", "logits_row", "vocab")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
     )
 
 
 class NativeSampling:
-    """A `TokenChooser` for logits in float32 on the CPU.
+    """A `TokenChooser` for logits on the CPU; those in bfloat16 are read as they are.
 
     Raises KernelUnavailable where the kernel cannot be built.
     """
@@ -51,8 +51,10 @@ class NativeSampling:
         self, logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
     ) -> Tensor:
         """Token ids [N] (int64) from logits [N, V]; `NO_TOKEN` for an unusable row."""
-        if logits.dtype != torch.float32 or logits.device.type != "cpu":
-            raise ValueError(f"takes float32 on the CPU, not {logits.dtype} on {logits.device}")
+        if logits.device.type != "cpu":
+            raise ValueError(f"takes logits on the CPU, not on {logits.device}")
+        if logits.dtype != torch.bfloat16:
+            logits = logits.float()
         if logits.stride(-1) != 1:
             logits = logits.contiguous()
         packed = self._pack(requests) if settings is None else settings.contiguous().numpy()
@@ -64,6 +66,7 @@ class NativeSampling:
             num_rows=len(logits),
             logits_row=logits.stride(0),
             vocab=logits.shape[1],
+            is_bfloat16=logits.dtype == torch.bfloat16,
             num_threads=min(torch.get_num_threads(), logits.numel() // _LOGITS_PER_THREAD),
         )
         self._sample(call)  # without the GIL

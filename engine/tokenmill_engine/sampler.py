@@ -35,7 +35,7 @@ class TokenChooser(Protocol):
     def __call__(
         self, logits: Tensor, requests: Sequence[Request], settings: Tensor | None
     ) -> Tensor:
-        """Token ids [N] (int64), `NO_TOKEN` for an unusable row."""
+        """Token ids [N] (int64), `NO_TOKEN` for an unusable row, as chosen from float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class Sampler:
         *,
         settings: Tensor | None = None,
     ) -> tuple[SampledToken, ...]:
-        """One token for each row of `logits` [N, V] (float32, read only).
+        """One token for each row of `logits` [N, V] (read only; meant as float32).
 
         `settings` are those of the rows for a chooser on the device, if they are there already.
         A row without a finite maximum (NaN, infinite or all masked) yields a `SampledToken` whose
@@ -106,6 +106,7 @@ class Sampler:
         requests = [row.request for row in rows]
         if all(row.is_plain for row in rows):
             return Drawn(self._choose(logits, requests, settings), requests)
+        logits = logits.float()
         token_ids = self._choose(adjust_logits(logits, rows), requests, settings)
         return Drawn(token_ids, requests, True, _logprobs(logits, token_ids, rows))
 
@@ -131,6 +132,7 @@ def choose_by_torch(
     logits: Tensor, requests: Sequence[Request], settings: Tensor | None = None
 ) -> Tensor:
     """Token ids [N] (int64), on any device; `settings` are taken from the requests."""
+    logits = logits.float()
     drawn = [index for index, request in enumerate(requests) if not request.params.is_greedy]
     if not drawn:
         return argmax(logits)

@@ -81,7 +81,7 @@ def self_test(
     batched: dict[str, list[torch.Tensor]] = {request.request_id: [] for request in requests}
     for output in _steps(requests, min(ROWS_PER_STEP, max_step_tokens)):
         sampling = output.sampling
-        for item, logits in zip(sampling, runner.compute_logits(output), strict=True):
+        for item, logits in zip(sampling, runner.compute_logits(output).float(), strict=True):
             batched[item.request.request_id].append(logits)
             # Whatever is the likeliest: the expected logits are those after this token.
             item.request.token_ids.append(last[item.request.request_id])

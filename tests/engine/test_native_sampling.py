@@ -106,9 +106,9 @@ def test_rows_may_be_parts_of_a_larger_buffer_and_out_of_order_in_memory(
     assert greedy(sampling, wide[:0]) == []
 
 
-def test_other_types_are_refused(sampling: NativeSampling) -> None:
-    with pytest.raises(ValueError, match="float32"):
-        greedy(sampling, torch.zeros(1, 4, dtype=torch.bfloat16))
+def test_another_device_is_refused(sampling: NativeSampling) -> None:
+    with pytest.raises(ValueError, match="not on meta"):
+        greedy(sampling, torch.zeros(1, 4, device="meta"))
 
 
 def drawing_requests(count: int) -> list[Request]:
@@ -118,6 +118,21 @@ def drawing_requests(count: int) -> list[Request]:
         )
         for number in range(count)
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_shorter_types_give_the_tokens_of_the_same_numbers_in_float32(
+    sampling: NativeSampling, vocab: int, dtype: torch.dtype
+) -> None:
+    requests = drawing_requests(2 * len(SETTINGS))
+    wide = random_logits(len(requests), vocab + 3, seed=vocab).to(dtype)
+    logits = wide[:, 1:-2]
+    logits[5, -1] = math.nan
+    assert sampling(logits, requests).tolist() == choose_by_torch(logits, requests).tolist()
+    expected = logits.float().argmax(-1)
+    expected[5] = NO_TOKEN
+    assert greedy(sampling, logits) == expected.tolist()
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.6, 3.0, 12.0])

@@ -136,23 +136,27 @@ class Rows {
   struct InThread { explicit InThread(const Rows&) {} };
 
   Rows(int64_t rows, int64_t inputs)
-      : rows_(rows), inputs_(sizeof(P) == sizeof(float) ? inputs : even(inputs)) {}
+      : rows_(rows), inputs_(sizeof(P) == sizeof(float) ? inputs : even(inputs)), real_(inputs) {}
 
-  int64_t units() const { return rows_; }
-  int64_t unit_rows() const { return 1; }
+  // Whether rows of x can be multiplied where they are, some numbers apart.
+  bool takes(int64_t) const { return inputs_ == real_; }
   int64_t row_size() const { return inputs_; }
-  int64_t block_units() const {
-    return std::clamp<int64_t>(BLOCK_FLOATS / inputs_, MOST_ROWS, MOST_BLOCK_ROWS);
+  int64_t block_rows() const {
+    const int64_t most = std::clamp<int64_t>(BLOCK_FLOATS / inputs_, MOST_ROWS, MOST_BLOCK_ROWS);
+    return ceil_div(rows_, ceil_div(rows_, most));
   }
-  int64_t pass_units(int64_t) const { return rows_; }
-  int64_t units_at_once() const { return rows_; }
+  int64_t pass_rows(int64_t) const { return rows_; }
+  int64_t rows_at_once() const { return rows_; }
   int64_t task_panels() const { return rows_ == 1 ? WIDE : PANELS_PER_TASK; }
 
-  // Calls `make` with a row's place in x.
-  template <class Make>
-  void place(int64_t row, P* x, const Make& make) const { make(x + row * inputs_); }
+  // Rows of x by adjacent panels, added to y or not.
+  void multiply(InThread&, Matrix<const P> x, int64_t rows, const T* weight, int64_t panels,
+                Matrix<float> y, bool adds) const {
+    if (!adds) for (int64_t m = 0; m < rows; m++) std::fill_n(y.at + m * y.row, panels * PANEL, 0.0f);
+    multiply(x.at, x.row, rows, weight, panels, y.at, y.row);
+  }
 
-  // y += rows of x · adjacent panels
+ private:
   void multiply(const P* x, int64_t x_row, int64_t rows, const T* weight, int64_t panels, float* y,
                 int64_t y_row) const {
     const int64_t blocks = ceil_div(inputs_ * PANEL * int64_t(sizeof(T)), PANEL_BYTES);
@@ -170,8 +174,7 @@ class Rows {
     }
   }
 
- private:
-  const int64_t rows_, inputs_;
+  const int64_t rows_, inputs_, real_;
 };
 
 }  // namespace tokenmill

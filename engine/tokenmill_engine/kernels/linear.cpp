@@ -19,27 +19,13 @@
 
 #include "blocks.h"
 #include "kept.h"
+#include "linear_call.h"
 #include "packing.h"
 #include "pointwise.h"
-#include "tiles.h"
+#include "tiled_rows.h"
 #include "vectors.h"
 
 extern "C" {
-
-// x, y and residual are all float32 or all bfloat16, dense in the last dimension. Null pointers
-// stand for "none". With a gate, the panels of W alternate between gate and up, N counts the
-// columns of either, and y = act(x · gateᵀ) · (x · upᵀ).
-struct Linear {
-  const void *x, *weight, *residual;  // [M, K], packed, [M, N] dense
-  const float *bias;                  // [N]; none with a gate
-  const float *norm;                  // [K] weight of the normalisation of x
-  void* y;                            // [M, N], dense
-  int64_t num_rows, x_row, inputs, outputs;  // M, stride of a row of x in elements, K, N
-  float epsilon;
-  int32_t norm_rounds_first;  // x / rms is rounded to x's type before it meets the weight
-  int32_t gate;               // 0 none, 1 SiLU, 2 GELU (tanh)
-  int32_t is_bfloat16, packed_as_bfloat16, num_threads;
-};
 
 // RMS normalisation alone, of rows [M, K] that may be any number of elements apart.
 struct RmsNorm {
@@ -62,77 +48,74 @@ template <class X, class T, class Method>
 class Product {
  public:
   using P = typename Method::Number;
+  using InThread = typename Method::InThread;
 
   explicit Product(const Linear& call)
       : call_(call), panels_(ceil_div(call.outputs, PANEL) * (call.gate ? 2 : 1)),
-        method_(call.num_rows, call.inputs), x_row_(call.x_row) {}
+        method_(call.num_rows, call.inputs) {}
 
-  void run() {
-    const bool prepares = !std::is_same_v<P, float> || sizeof(X) != sizeof(float) || call_.norm;
-    const int64_t units = method_.units(), threads = std::max(1, call_.num_threads);
+  void run() const {
+    const bool prepares = !std::is_same_v<P, X> || call_.norm || !method_.takes(call_.x_row);
+    const int64_t rows = call_.num_rows, threads = std::max(1, call_.num_threads);
     // A pass prepares no more of x than its threads compute with before the next.
-    const int64_t passes = prepares ? ceil_div(units, method_.pass_units(threads)) : 1;
-    const int64_t most = ceil_div(units, passes) * method_.unit_rows();
+    const int64_t most = prepares ? std::min(rows, method_.pass_rows(threads)) : rows;
     P* prepared = prepares ? kept<P>(PREPARED, most * method_.row_size()) : nullptr;
-    if (prepares) x_row_ = method_.row_size();
 #pragma omp parallel num_threads(threads)
     {
-      const typename Method::InThread registers(method_);
-      for (int64_t pass = 0; pass < passes; pass++)
-        run({units * pass / passes, units * (pass + 1) / passes}, prepared);
+      InThread thread(method_);
+      for (int64_t row = 0; row < rows; row += most)
+        run({row, std::min(row + most, rows)}, prepared, thread);
     }
   }
 
  private:
-  struct Units { int64_t begin, end; };
+  struct RowRange { int64_t begin, end; };
 
   // A part of x by all of W, on all threads.
-  void run(Units part, P* prepared) const {
-    const int64_t unit_rows = method_.unit_rows(), units = part.end - part.begin;
-    const int64_t begin = part.begin * unit_rows;
-    const P* x = static_cast<const P*>(call_.x);
+  void run(RowRange part, P* prepared, InThread& thread) const {
+    Matrix<const P> x{prepared, method_.row_size()};
     if (prepared) {
-      x = prepared;
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < units * unit_rows; row++)
-        method_.place(row, prepared, [&](P* out) { prepare(begin + row, out); });
+      for (int64_t row = part.begin; row < part.end; row++)
+        prepare(row, prepared + (row - part.begin) * x.row);
+    } else if constexpr (std::is_same_v<P, X>) {
+      x = {static_cast<const P*>(call_.x) + part.begin * call_.x_row, call_.x_row};
     }
-    const int64_t row_blocks = ceil_div(units, method_.block_units());
+    const int64_t rows = part.end - part.begin, size = method_.block_rows();
     const int64_t width = method_.task_panels(), groups = ceil_div(panels_, width);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < row_blocks * groups; task++) {
-      const int64_t block = task / groups, first = task % groups * width;
-      const int64_t end = units * (block + 1) / row_blocks, step = method_.units_at_once();
-      for (int64_t unit = units * block / row_blocks; unit < end; unit += step)
-        compute(x + unit * unit_rows * x_row_, begin + unit * unit_rows,
-                std::min(end - unit, step) * unit_rows, first, std::min(width, panels_ - first));
+    for (int64_t task = 0; task < ceil_div(rows, size) * groups; task++) {
+      const int64_t begin = task / groups * size, first = task % groups * width;
+      const int64_t end = std::min(begin + size, rows), step = method_.rows_at_once();
+      for (int64_t row = begin; row < end; row += step)
+        compute({x.at + row * x.row, x.row}, {part.begin + row, part.begin + std::min(row + step, end)},
+                first, std::min(width, panels_ - first), thread);
     }
   }
 
-  // A row as it is multiplied, its K padded with zeros; rows behind the last are zeros.
+  // A row as it is multiplied, its K padded with zeros.
   void prepare(int64_t row, P* out) const {
-    const int64_t real = row < call_.num_rows ? call_.inputs : 0;
     const X* x = static_cast<const X*>(call_.x) + row * call_.x_row;
-    if (call_.norm && real)
-      normalise(x, real, {call_.norm, call_.epsilon, call_.norm_rounds_first}, out);
-    else if constexpr (std::is_same_v<X, P>) std::copy_n(x, real, out);
-    else for (int64_t k = 0; k < real; k++) from_float(to_float(x[k]), out + k);
-    std::fill(out + real, out + method_.row_size(), P{});
+    if (call_.norm)
+      normalise(x, call_.inputs, {call_.norm, call_.epsilon, call_.norm_rounds_first}, out);
+    else copy(x, call_.inputs, out);
+    std::fill(out + call_.inputs, out + method_.row_size(), P{});
   }
 
-  void compute(const P* x, int64_t row, int64_t rows, int64_t first, int64_t count) const {
-    const int64_t columns = count * PANEL, column = first * PANEL;
-    float* sums = kept<float>(SUMS, rows * columns);
-    for (int64_t m = 0; m < rows; m++) {
-      std::fill_n(sums + m * columns, columns, 0.0f);
-      if (call_.bias)
-        std::copy_n(call_.bias + column, std::min(columns, call_.outputs - column),
-                    sums + m * columns);
+  void compute(Matrix<const P> x, RowRange part, int64_t first, int64_t count,
+               InThread& thread) const {
+    const int64_t columns = count * PANEL, column = first * PANEL, rows = part.end - part.begin;
+    const Matrix<float> sums{kept<float>(SUMS, rows * columns), columns};
+    if (call_.bias) {
+      const int64_t real = std::min(columns, call_.outputs - column);
+      for (int64_t m = 0; m < rows; m++) {
+        float* sum = std::copy_n(call_.bias + column, real, sums.at + m * columns);
+        std::fill_n(sum, columns - real, 0.0f);
+      }
     }
     const T* weight = static_cast<const T*>(call_.weight) + column * padded(call_.inputs);
-    method_.multiply(x, x_row_, rows, weight, count, sums, columns);
-    const int64_t real = std::min(rows, call_.num_rows - row);
-    for (int64_t m = 0; m < real; m++) finish(row + m, first, count, sums + m * columns);
+    method_.multiply(thread, x, rows, weight, count, sums, call_.bias);
+    for (int64_t m = 0; m < rows; m++) finish(part.begin + m, first, count, sums.at + m * columns);
   }
 
   // Sums of one row to results.
@@ -147,35 +130,31 @@ class Product {
     const int64_t real = std::min(count * PANEL, call_.outputs - column);
     const int64_t place = row * call_.outputs + column;
     X* y = static_cast<X*>(call_.y) + place;
-    if (call_.residual) {
-      const X* residual = static_cast<const X*>(call_.residual) + place;
-      for (int64_t n = 0; n < real; n++)
-        from_float(to_float(residual[n]) + rounded<X>(sums[n]), y + n);
-    } else {
-      for (int64_t n = 0; n < real; n++) from_float(sums[n], y + n);
-    }
+    if (call_.residual) add(static_cast<const X*>(call_.residual) + place, real, sums);
+    copy(sums, real, y);
+  }
+
+  // A model adds what it keeps in its own type.
+  void add(const X* residual, int64_t count, float* sums) const {
+    int64_t n = 0;
+    for (; n + W <= count; n += W) store(sums + n, load(residual + n) + rounded<X>(load(sums + n)));
+    for (; n < count; n++) sums[n] = to_float(residual[n]) + rounded<X>(sums[n]);
   }
 
   void gate(const float* sums, float* out) const {
-    vfloat gate = load(sums), up = load(sums + PANEL);
-    if (sizeof(X) == sizeof(float)) {
-      store(out, activate(gate, call_.gate) * up);
-      return;
-    }
-    const vfloat activated = activate(in_bfloat16(gate), call_.gate);
-    store(out, in_bfloat16(activated) * in_bfloat16(up));
+    const vfloat gate = rounded<X>(load(sums)), up = rounded<X>(load(sums + PANEL));
+    store(out, rounded<X>(activate<X>(gate, call_.gate)) * up);
   }
 
   const Linear& call_;
   const int64_t panels_;
   const Method method_;
-  int64_t x_row_;
 };
 
 // One method for a whole process: they differ in the last bits.
 void multiply_bfloat16(const Linear& call) {
 #if defined(TOKENMILL_TILES)
-  if (tiles_permitted()) return Product<bfloat16, bfloat16, Tiles>(call).run();
+  if (tiles_permitted()) return Product<bfloat16, bfloat16, TiledRows>(call).run();
 #endif
 #if defined(__AVX512BF16__)
   if (multiplies_pairs()) return Product<bfloat16, bfloat16, Rows<bfloat16, bfloat16>>(call).run();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "exponential.h"
 #include "vectors.h"
 
 namespace tokenmill {
@@ -18,20 +19,17 @@ inline float rounded(float x) {
 }
 template <>
 inline float rounded<float>(float x) { return x; }
+template <class X>
+inline vfloat rounded(vfloat x) { return sizeof(X) == sizeof(float) ? x : in_bfloat16(x); }
 
-// A whole vector rounded as from_float() does.
-inline vfloat in_bfloat16(vfloat x) {
-  const vuint bits = (vuint)x;
-  const vint kept = (vint)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
-  return choose(x == x, (vfloat)kept, (vfloat)(vint{} + 0x7fc00000));
-}
-
-// x · sigmoid(s): SiLU (kind 1) for s = x, and the tanh form of GELU (kind 2) for the s below.
-inline vfloat activate(vfloat x, int32_t kind) {
+// x · sigmoid(s) of a model of type X: SiLU (kind 1) for s = x, and the tanh form of GELU (kind 2) for the s below.
+template <class X>
+vfloat activate(vfloat x, int32_t kind) {
   vfloat s = x;
   if (kind == 2) s = 1.5957691216057308f * (x + 0.044715f * (x * x * x));
   const vfloat minus = -s;
-  return x / (1.0f + exponential(choose(minus > 88.0f, all(88.0f), minus)));
+  const vfloat divisor = 1.0f + exponential(choose(minus > 88.0f, all(88.0f), minus));
+  return sizeof(X) == sizeof(float) ? x / divisor : x * reciprocal(divisor);
 }
 
 // RMS normalisation; `rounds_first`: the quotient is rounded to X before it meets the weight.
@@ -53,7 +51,13 @@ void normalise(const X* x, int64_t size, const Norm& norm, Y* out) {
   }
   for (; k < size; k++) rest += to_float(x[k]) * to_float(x[k]);
   const float scale = 1.0f / std::sqrt((sum_of(squares) + rest) / float(size) + norm.epsilon);
-  for (k = 0; k < size; k++) {
+  for (k = 0; k + W <= size; k += W) {
+    vfloat plain = load(x + k) * scale;
+    if (norm.rounds_first) plain = rounded<X>(plain);
+    const vfloat result = plain * load(norm.weight + k);
+    store(out + k, sizeof(X) == sizeof(Y) ? result : rounded<X>(result));
+  }
+  for (; k < size; k++) {
     const float plain = to_float(x[k]) * scale;
     from_float(rounded<X>((norm.rounds_first ? rounded<X>(plain) : plain) * norm.weight[k]),
                out + k);
@@ -64,7 +68,14 @@ void normalise(const X* x, int64_t size, const Norm& norm, Y* out) {
 template <class T>
 void rotate(const T* __restrict cos, const T* __restrict sin, int64_t size, float* __restrict x) {
   const int64_t half = size / 2;
-  for (int64_t d = 0; d < half; d++) {
+  int64_t d = 0;
+  for (; d + W <= half; d += W) {
+    const vfloat a = load(x + d), b = load(x + d + half);
+    store(x + d, rounded<T>(rounded<T>(a * load(cos + d)) - rounded<T>(b * load(sin + d))));
+    store(x + d + half, rounded<T>(rounded<T>(b * load(cos + d + half))
+                                   + rounded<T>(a * load(sin + d + half))));
+  }
+  for (; d < half; d++) {
     const float a = x[d], b = x[d + half];
     x[d] = rounded<T>(rounded<T>(a * to_float(cos[d])) - rounded<T>(b * to_float(sin[d])));
     x[d + half] = rounded<T>(rounded<T>(b * to_float(cos[d + half]))

@@ -25,11 +25,11 @@ extern "C" {
 // `settings` has six rows of 8-byte words, see `pack_settings`: seed, position and top-k as
 // integers, temperature (0: the most likely token), log of min-p and top-p as float64.
 struct Sample {
-  const float* logits;      // [N, V], dense in the last dimension
+  const void* logits;       // [N, V] float32 or bfloat16, dense in the last dimension
   const int64_t* settings;  // [6, N], dense; null: all temperatures are 0
   int64_t* token_ids;       // [N]; NO_TOKEN for a row whose maximum is not a finite number
   int64_t num_rows, logits_row, vocab;  // N, stride of a row in elements, V
-  int32_t num_threads;
+  int32_t is_bfloat16, num_threads;
 };
 
 }  // extern "C"
@@ -66,12 +66,6 @@ inline vfloat load_part(const float* p, int64_t count) {
   std::fill_n(part, W, -INFINITE);
   std::copy_n(p, count, part);
   return load(part);
-}
-
-inline float largest_of(vfloat x) {
-  float most = x[0];
-  for (int i = 1; i < W; i++) most = std::max(most, x[i]);
-  return most;
 }
 
 // Bit i says whether a comparison holds in lane i.
@@ -389,8 +383,18 @@ class Draw {
 
 thread_local Tokens Draw::every_token, Draw::some_tokens;
 
+// Logits in float32; those in bfloat16 are widened into memory that a thread keeps.
+const float* logits_of(const Sample& call, int64_t number) {
+  const int64_t place = number * call.logits_row;
+  if (!call.is_bfloat16) return static_cast<const float*>(call.logits) + place;
+  static thread_local std::vector<float> wide;
+  wide.resize(call.vocab);
+  copy(static_cast<const bfloat16*>(call.logits) + place, call.vocab, wide.data());
+  return wide.data();
+}
+
 int64_t token_of(const Sample& call, int64_t number) {
-  const Row row(call.logits + number * call.logits_row, call.vocab);
+  const Row row(logits_of(call, number), call.vocab);
   if (!row.is_usable()) return NO_TOKEN;
   if (!call.settings) return row.most_likely();
   const Settings settings(call.settings + number, call.num_rows);

@@ -1,0 +1,58 @@
+// How `Product` computes by tiles (tiles.h).
+
+#pragma once
+
+#include "tiles.h"
+
+#if defined(TOKENMILL_TILES)
+
+#include <algorithm>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace tokenmill {
+
+constexpr int64_t TILED_BLOCK_NUMBERS = 512 * 1024;  // of x in a row block: half of an L2 cache of 2 MiB
+constexpr int64_t MOST_TILED_ROWS = 256;
+constexpr int64_t ALIASING = 512;  // numbers; rows that are multiples of this apart share few cache sets
+
+class TiledRows {
+ public:
+  using Number = bfloat16;
+  struct InThread {
+    explicit InThread(const TiledRows&) {}
+    TileRegisters registers;
+  };
+
+  TiledRows(int64_t rows, int64_t inputs) : rows_(rows), depth_(padded(inputs)), inputs_(inputs) {}
+
+  // Whether rows of x can be multiplied where they are, some numbers apart.
+  bool takes(int64_t x_row) const {
+    return inputs_ == depth_ && (rows_ == 1 || x_row % ALIASING != 0);
+  }
+  int64_t row_size() const { return depth_ % ALIASING == 0 ? depth_ + DEPTH : depth_; }
+  int64_t block_rows() const {
+    const int64_t most = std::clamp(TILED_BLOCK_NUMBERS / depth_, rows_at_once(), MOST_TILED_ROWS);
+    const int64_t even = ceil_div(rows_, ceil_div(rows_, most));
+    return ceil_div(even, rows_at_once()) * rows_at_once();
+  }
+  int64_t pass_rows(int64_t threads) const { return block_rows() * threads; }
+  int64_t rows_at_once() const { return 2 * TILE_ROWS; }  // their sums stay in the L1 cache
+  int64_t task_panels() const { return PANELS_PER_TASK; }
+
+  void multiply(InThread& thread, Matrix<const bfloat16> x, int64_t rows, const bfloat16* weight,
+                int64_t panels, Matrix<float> y, bool adds) const {
+    const int64_t panel_size = depth_ * PANEL;
+    tile_products(thread.registers, x, rows, depth_ / DEPTH,
+                  [&](int64_t step, int64_t p) { return weight + p * panel_size + step * PANEL_STEP; },
+                  panels, y, adds);
+  }
+
+ private:
+  const int64_t rows_, depth_, inputs_;
+};
+
+}  // namespace tokenmill
+
+#endif
