@@ -30,9 +30,10 @@ COPY client client
 COPY engine engine
 COPY worker worker
 RUN pip install --no-deps .
-# For processors with AVX2, and with AVX-512; the worker takes the best that fits.
+# For processors with AVX2, with AVX-512, and with AMX as well; the worker takes the best that fits.
 RUN case "$(uname -m)" in \
-        x86_64) python -m tokenmill_engine.kernels.prebuilt --march x86-64-v3 --march x86-64-v4 ;; \
+        x86_64) python -m tokenmill_engine.kernels.prebuilt \
+            --level x86-64-v3 --level x86-64-v4 --level x86-64-v4-amx ;; \
     esac
 
 FROM ${PYTHON_IMAGE}

@@ -105,12 +105,12 @@ class FusedMLP(Fused):
         pair = [getattr(module, name) for name in ("gate_proj", "up_proj")]
         down = module.down_proj
         assert isinstance(down, nn.Linear)
-        self._gate_up = operations.product([linear.weight for linear in pair], gate=gate)
-        self._down = operations.product([down.weight], bias=down.bias)
+        self.gate_up = operations.product([linear.weight for linear in pair], gate=gate)
+        self.down = operations.product([down.weight], bias=down.bias)
         self.parts = {
-            "gate_proj": PackedPart(pair[0], self._gate_up, 0, 0),
-            "up_proj": PackedPart(pair[1], self._gate_up, 1, 0),
-            "down_proj": PackedPart(down, self._down, 0, 0),
+            "gate_proj": PackedPart(pair[0], self.gate_up, 0, 0),
+            "up_proj": PackedPart(pair[1], self.gate_up, 1, 0),
+            "down_proj": PackedPart(down, self.down, 0, 0),
         }
 
     @classmethod
@@ -131,13 +131,13 @@ class FusedMLP(Fused):
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `[T, K]` to `[T, K]`; the result may take the residual's memory."""
-        return self._down.multiply(self._gate_up.multiply(x, norm=norm), residual=residual)
+        return self.down.multiply(self.gate_up.multiply(x, norm=norm), residual=residual)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(x, torch.Tensor) or x.dtype != self._down.dtype:
+        if not isinstance(x, torch.Tensor) or x.dtype != self.down.dtype:
             return None
-        return self.apply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self._down.outputs)
+        return self.apply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.down.outputs)
 
 
 def _gate_kind(activation: object, operations: Operations) -> int | None:
@@ -172,19 +172,19 @@ class FusedAttention(Fused):
         norms: tuple[Norm | None, Norm | None],
     ) -> None:
         self._own: Forward = module.forward
-        self._call, self._rotates, self._norms = call, rotates, norms
+        self.call, self.rotates, self.norms = call, rotates, norms
         linears = [getattr(module, f"{name}_proj") for name in "qkv"]
         out = module.o_proj
         assert isinstance(out, nn.Linear)
-        self._qkv = operations.product(
+        self.query_key_value = operations.product(
             [linear.weight for linear in linears], bias=_joined_bias(linears)
         )
         self.out = operations.product([out.weight], bias=out.bias)
         widths = [linear.out_features for linear in linears]
         firsts = (0, widths[0], widths[0] + widths[1])
-        self._num_heads = widths[0] // call.spec.key_dim
+        self.num_heads = widths[0] // call.spec.key_dim
         self.parts = {
-            f"{name}_proj": PackedPart(linear, self._qkv, 0, first)
+            f"{name}_proj": PackedPart(linear, self.query_key_value, 0, first)
             for name, linear, first in zip("qkv", linears, firsts, strict=True)
         }
         self.parts["o_proj"] = PackedPart(out, self.out, 0, 0)
@@ -210,7 +210,7 @@ class FusedAttention(Fused):
         if not isinstance(table, torch.Tensor) or table.dtype != x.dtype:
             return False
         rows_match = table.dim() == x.dim() == 3 and table.shape[:2] == x.shape[:2]
-        return rows_match and len(x) == 1 and table.shape[2] <= self._call.spec.key_dim
+        return rows_match and len(x) == 1 and table.shape[2] <= self.call.spec.key_dim
 
     def attend(
         self,
@@ -221,22 +221,22 @@ class FusedAttention(Fused):
         norm: Norm | None = None,
     ) -> torch.Tensor:
         """Rows `[T, K]`, cos and sin `[1, T, R]`, to what `out` takes."""
-        spec, heads = self._call.spec, self._num_heads
-        qkv = self._qkv.multiply(x, norm=norm)
+        spec, heads = self.call.spec, self.num_heads
+        qkv = self.query_key_value.multiply(x, norm=norm)
         rows, keys = len(qkv), heads * spec.key_dim
         values = keys + spec.num_kv_heads * spec.key_dim
         cos, sin = (part[0].contiguous() for part in rotary)
-        if not self._rotates:
+        if not self.rotates:
             cos, sin = cos[:, :0], sin[:, :0]
         assert prepares_heads(context.backend)
         return context.backend.write_and_attend(
             qkv[:, :keys].view(rows, heads, spec.key_dim),
             qkv[:, keys:values].view(rows, spec.num_kv_heads, spec.key_dim),
             qkv[:, values:].view(rows, spec.num_kv_heads, spec.value_dim),
-            context.layers[self._call.key],
+            context.layers[self.call.key],
             context.metadata,
-            self._call.rule,
-            heads=HeadPreparation(cos, sin, *self._norms),
+            self.call.rule,
+            heads=HeadPreparation(cos, sin, *self.norms),
         ).view(rows, -1)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
@@ -271,7 +271,7 @@ class FusedLayer(Fused):
         operations: Operations,
     ) -> None:
         self._own: Forward = module.forward
-        self._norms, self._attention, self._mlp = norms, attention, mlp
+        self.norms, self.attention, self.mlp = norms, attention, mlp
         self._operations = operations
 
     @classmethod
@@ -289,12 +289,12 @@ class FusedLayer(Fused):
 
     def compute(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         rotary = kwargs.get("position_embeddings")
-        context = None if args else self._attention.ready(hidden_states, rotary)
+        context = None if args else self.attention.ready(hidden_states, rotary)
         if context is None or rotary is None:
             return None
         x = hidden_states[0]
-        attended = self._attention.attend(x, rotary, context, norm=self._norms[0])
+        attended = self.attention.attend(x, rotary, context, norm=self.norms[0])
         total, rows, norm = self._operations.add_product(
-            self._attention.out, attended, x, self._norms[1]
+            self.attention.out, attended, x, self.norms[1]
         )
-        return self._mlp.apply(rows, norm=norm, residual=total).unsqueeze(0)
+        return self.mlp.apply(rows, norm=norm, residual=total).unsqueeze(0)

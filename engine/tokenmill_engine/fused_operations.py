@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch.nn import functional
 
-from .attention import AttentionBackend, AttentionMetadata, AttentionRule, LayerCache
+from .attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionRule,
+    ForwardContext,
+    LayerCache,
+)
+
+if TYPE_CHECKING:
+    from .fused_modules import FusedLayer
 
 #: The activations of gated products: SiLU, GELU by its tanh, and GELU by the error function.
 SILU, GELU_TANH, GELU = 1, 2, 3
@@ -92,6 +101,18 @@ class Product(Protocol):
         """`residual + norm(x) · Wᵀ` of x `[T, K]`; the result may take the residual's memory."""
 
 
+class Stack(Protocol):
+    """Fused layers that follow each other, run as one."""
+
+    def run(
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        context: ForwardContext,
+    ) -> torch.Tensor:
+        """Rows `[T, K]`, cos and sin `[1, T, R]`, to rows `[T, K]` of their own memory."""
+
+
 class Operations(Protocol):
     """Of one kind of device."""
 
@@ -117,3 +138,6 @@ class Operations(Protocol):
 
         That is rows and the norm still to be done to them: a device may have done it already.
         """
+
+    def stack(self, layers: Sequence[FusedLayer]) -> Stack | None:
+        """None where the device gains nothing by it, or cannot."""

@@ -7,7 +7,7 @@ the module that it replaces (`fusion_check.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from .attention import AttentionSpec, CallKey
 from .fused_modules import AttentionCall, Fused, FusedAttention, FusedLayer, FusedMLP, FusedNorm
 from .fused_operations import Norm, Operations, PreparingBackend
+from .fused_stack import InTurn, StackRest, StackStart, chains, whole_record
 from .fusion_check import Record, RecordedStep
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def fuse_modules(
     """
     step = RecordedStep(model, backend, specs, operations, max_model_len)
     records = step.record(_candidates(model, operations))
-    counts = {"norms": 0, "MLPs": 0, "attentions": 0, "layers": 0}
+    counts = {"norms": 0, "MLPs": 0, "attentions": 0, "layers": 0, "stacks": 0}
     for module, record in records.items():
         for norm in FusedNorm.variants(module, operations):
             if step.agrees(norm, record):
@@ -54,6 +55,8 @@ def fuse_modules(
         if layer is not None and record.may_be_fused and step.agrees(layer, record):
             _install(module, layer)
             counts["layers"] += 1
+    for chain in chains(records):
+        counts["stacks"] += _fuse_stack(chain, records, step)
     logger.info("fused: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
     return counts
 
@@ -94,6 +97,24 @@ def _head_norm(module: nn.Module, name: str, spec: AttentionSpec) -> Norm | None
     if not isinstance(forward, FusedNorm) or len(forward.norm.weight) != spec.key_dim:
         return None
     return forward.norm
+
+
+def _fuse_stack(
+    chain: Sequence[nn.Module], records: Mapping[nn.Module, Record], step: RecordedStep
+) -> int:
+    layers: list[FusedLayer] = [module.__dict__["forward"] for module in chain]
+    stack = step.operations.stack(layers) if len(layers) > 1 else None
+    if stack is None:
+        return 0
+    start, record = StackStart(layers, stack), whole_record([records[module] for module in chain])
+    # Its layers were right one by one, and their errors add up.
+    given, expected = (step.output_of(each, record) for each in (start, InTurn(layers)))
+    if not torch.equal(given, expected) or not step.agrees(start, record, share=len(layers) ** 0.5):
+        return 0
+    _install(chain[0], start)
+    for module, layer in zip(chain[1:], layers[1:], strict=True):
+        _install(module, StackRest(start, layer, is_last=module is chain[-1]))
+    return 1
 
 
 def _install(module: nn.Module, fused: Fused, parts: Mapping[str, nn.Module] = {}) -> None:

@@ -211,20 +211,23 @@ class RecordedStep:
         again = Record(args, kwargs, output, recorder.calls)
         return not same(again.results, record.results, REPEAT)
 
-    def agrees(self, fused: Fused, record: Record) -> bool:
+    def agrees(self, fused: Fused, record: Record, *, share: float = 1.0) -> bool:
         """Whether `fused` gives the recorded output, and not by the module's own forward."""
+        return same(self.output_of(fused, record), record.output, share)
+
+    def output_of(self, fused: Fused, record: Record) -> Any:
+        """For what was recorded; None if it is not for `fused` to compute that."""
         for call in record.calls:
             self._layers[call.key].key.fill_(float("nan"))
             self._layers[call.key].value.fill_(float("nan"))
         try:
             with forward_context(self._context()):
-                output = fused.compute(*record.args, **record.kwargs)
+                return fused.compute(*record.args, **record.kwargs)
         except (RuntimeError, ValueError):  # shapes that the pattern does not expect
-            return False
+            return None
         except self.operations.errors as why:
             logger.warning("a fused module fails and is left out: %s", str(why).partition("\n")[0])
-            return False
-        return same(output, record.output)
+            return None
 
     def _context(self) -> ForwardContext:
         return ForwardContext(

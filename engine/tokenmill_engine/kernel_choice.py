@@ -15,8 +15,9 @@ from .errors import ConfigError
 from .fused_operations import Operations, PreparingBackend
 from .fusion import fuse_modules
 from .kernels.build import KernelUnavailable
-from .linear_kernel import BFLOAT16_PRODUCTS, DTYPES, NativeOperations, bfloat16_products
+from .linear_kernel import BFLOAT16_PRODUCTS, DTYPES, bfloat16_products
 from .native_attention import NativePagedAttention
+from .native_operations import NativeOperations
 from .native_sampling import NativeSampling
 from .packed_linear import pack_linears
 from .paged_attention_reference import TorchPagedAttention

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from .fused_operations import GELU_TANH, SILU, Norm, Product
+from .fused_operations import Norm
 from .kernels.build import KernelUnavailable, load_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -25,7 +25,7 @@ BFLOAT16_PRODUCTS = (
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Linear(ctypes.Structure):
+class LinearCall(ctypes.Structure):
     """`struct Linear` of the source."""
 
     _fields_ = (
@@ -52,7 +52,7 @@ class _RmsNorm(ctypes.Structure):
 def _kernel() -> Any:
     """Raises KernelUnavailable."""
     library = load_kernel("linear")
-    library.tokenmill_linear.argtypes = (ctypes.POINTER(_Linear),)
+    library.tokenmill_linear.argtypes = (ctypes.POINTER(LinearCall),)
     library.tokenmill_linear.restype = None
     library.tokenmill_rms_norm.argtypes = (ctypes.POINTER(_RmsNorm),)
     library.tokenmill_rms_norm.restype = None
@@ -67,6 +67,11 @@ def _kernel() -> Any:
     library.tokenmill_bfloat16_products.argtypes = ()
     library.tokenmill_bfloat16_products.restype = ctypes.c_int32
     return library
+
+
+def linear_function() -> Any:
+    """`tokenmill_linear`, for callers that are native themselves. Raises KernelUnavailable."""
+    return _kernel().tokenmill_linear
 
 
 def bfloat16_products() -> int:
@@ -132,7 +137,7 @@ class PackedWeight:
         for number, part in enumerate(parts):
             kernel.tokenmill_pack(part.data_ptr(), *self._place(number), torch.get_num_threads())
         self._bias = None if bias is None else bias.detach().float().contiguous()
-        self._template = _Linear(
+        self._template = LinearCall(
             weight=self._packed.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             gate=gate,
@@ -165,18 +170,23 @@ class PackedWeight:
         y = x.new_empty(len(x), self.outputs)
         if not len(x):
             return y
-        call = _Linear.from_buffer_copy(self._template)
+        call = self.call(norm)
         call.x, call.x_row, call.num_rows = x.data_ptr(), x.stride(0), len(x)
         call.y = y.data_ptr()
-        if norm is not None:
-            call.norm, call.epsilon = norm.weight.data_ptr(), norm.epsilon
-            call.norm_rounds_first = norm.rounds_first
         if residual is not None:
             residual = residual.contiguous()
             call.residual = residual.data_ptr()
         call.num_threads = torch.get_num_threads()
         self._call(call)  # without the GIL
         return y
+
+    def call(self, norm: Norm | None = None) -> LinearCall:
+        """All that does not depend on x; points into this object and the norm."""
+        call = LinearCall.from_buffer_copy(self._template)
+        if norm is not None:
+            call.norm, call.epsilon = norm.weight.data_ptr(), norm.epsilon
+            call.norm_rounds_first = norm.rounds_first
+        return call
 
     def _place(self, number: int, of: int | None = None) -> tuple[int, ...]:
         target = self._packed.data_ptr() if of is None else of
@@ -187,25 +197,3 @@ def _is_bfloat16(weight: torch.Tensor) -> bool:
     """Of dense float32 weights."""
     threads = torch.get_num_threads()
     return bool(_kernel().tokenmill_fits_bfloat16(weight.data_ptr(), weight.numel(), threads))
-
-
-class NativeOperations:
-    """`Operations` of a CPU: norms and residual sums happen within the products."""
-
-    dtypes: Collection[torch.dtype] = DTYPES
-    gates: Collection[int] = (SILU, GELU_TANH)
-    errors: tuple[type[Exception], ...] = ()
-
-    def normalise(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return normalise(x, norm)
-
-    def product(
-        self, weights: Sequence[torch.Tensor], *, bias: torch.Tensor | None = None, gate: int = 0
-    ) -> PackedWeight:
-        return PackedWeight(weights, bias=bias, gate=gate)
-
-    def add_product(
-        self, product: Product, x: torch.Tensor, residual: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor, Norm | None]:
-        total = product.multiply(x, residual=residual)
-        return total, total, norm

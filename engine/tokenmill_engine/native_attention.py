@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from .attention import AttentionMetadata, AttentionRule, AttentionSpec, LayerCache
-from .fused_operations import HeadPreparation
+from .fused_operations import HeadPreparation, Norm
 from .kernels.build import KernelUnavailable, load_kernel
 
 #: What the kernel computes in float32 from.
@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Step(ctypes.Structure):
+class NativeStep(ctypes.Structure):
     """`struct Step` of the source."""
 
     _fields_ = (
@@ -29,7 +29,7 @@ class _Step(ctypes.Structure):
     )
 
 
-class _Call(ctypes.Structure):
+class NativeCall(ctypes.Structure):
     """`struct Call` of the source."""
 
     _fields_ = (
@@ -48,6 +48,9 @@ class _Call(ctypes.Structure):
 class NativePagedAttention:
     """`AttentionBackend` with K as `[block, Hkv, D, slot]` and V as `[block, Hkv, slot, Dv]`.
 
+    In bfloat16, where the processor multiplies tiles, the numbers of a page are in another order
+    (`kernels/tiled_pages.h`).
+
     Raises KernelUnavailable where the kernel cannot be built or does not know a type of `specs`.
     """
 
@@ -57,11 +60,11 @@ class NativePagedAttention:
         for spec in specs:
             if spec.dtype not in DTYPES:
                 raise KernelUnavailable(f"the kernel does not compute in {spec.dtype}")
-        self._kernel = load_kernel("paged_attention").tokenmill_write_and_attend
-        self._kernel.restype = None
-        self._kernel.argtypes = (ctypes.POINTER(_Step), ctypes.POINTER(_Call))
+        self.function = load_kernel("paged_attention").tokenmill_write_and_attend
+        self.function.restype = None
+        self.function.argtypes = (ctypes.POINTER(NativeStep), ctypes.POINTER(NativeCall))
         self._meta: AttentionMetadata | None = None  # the step that `_step` describes
-        self._step = _Step()
+        self._step = NativeStep()
 
     def cache_shapes(
         self, spec: AttentionSpec, num_blocks: int, block_size: int
@@ -81,57 +84,64 @@ class NativePagedAttention:
         heads: HeadPreparation | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.write_and_attend`; `heads` is done to Q and K on the way."""
-        if meta is not self._meta:
-            self._meta, self._step = meta, _describe(meta, len(query))
         query, key, value = map(_dense_last, (query, key, value))
         output = query.new_empty(len(query), query.shape[1], value.shape[-1])
-        sinks = None if rule.sinks is None else rule.sinks.detach().float().contiguous()
-        call = _Call(
-            query=query.data_ptr(),
-            key=key.data_ptr(),
-            value=value.data_ptr(),
-            output=output.data_ptr(),
-            key_cache=layer.key.data_ptr(),
-            value_cache=layer.value.data_ptr(),
-            sinks=None if sinks is None else sinks.data_ptr(),
-            query_row=query.stride(0),
-            query_head=query.stride(1),
-            key_row=key.stride(0),
-            key_head=key.stride(1),
-            value_row=value.stride(0),
-            value_head=value.stride(1),
-            num_heads=query.shape[1],
-            num_kv_heads=key.shape[1],
-            key_dim=key.shape[2],
-            value_dim=value.shape[2],
-            window=rule.window or 0,
-            chunk=rule.chunk or 0,
-            scaling=rule.scaling,
-            softcap=rule.softcap or 0.0,
-            is_bfloat16=query.dtype == torch.bfloat16,
-            num_threads=torch.get_num_threads(),
-        )
+        sinks = plain_sinks(rule)
+        call = native_call(layer, rule, sinks, query.dtype)
+        call.query, call.query_row, call.query_head = query.data_ptr(), *query.stride()[:2]
+        call.key, call.key_row, call.key_head = key.data_ptr(), *key.stride()[:2]
+        call.value, call.value_row, call.value_head = value.data_ptr(), *value.stride()[:2]
+        call.output, call.num_heads = output.data_ptr(), query.shape[1]
+        (_, call.num_kv_heads, call.key_dim), call.value_dim = key.shape, value.shape[2]
+        call.num_threads = torch.get_num_threads()
         if heads is not None:
-            _add_preparation(call, heads)
-        self._kernel(self._step, call)  # without the GIL: others may publish meanwhile
+            call.cos, call.sin = heads.cos.data_ptr(), heads.sin.data_ptr()
+            call.rotary_dim = heads.cos.shape[-1]
+            add_head_norms(call, heads.query_norm, heads.key_norm)
+        self.function(self.step(meta, len(query)), call)  # without the GIL: others may publish
         return output
 
+    def step(self, meta: AttentionMetadata, num_rows: int) -> NativeStep:
+        """Valid while this object is not asked for another step."""
+        if meta is not self._meta:
+            self._meta, self._step = meta, _describe(meta, num_rows)
+        return self._step
 
-def _add_preparation(call: _Call, heads: HeadPreparation) -> None:
-    call.cos, call.sin = heads.cos.data_ptr(), heads.sin.data_ptr()
-    call.rotary_dim = heads.cos.shape[-1]
-    norm = heads.query_norm or heads.key_norm
+
+def plain_sinks(rule: AttentionRule) -> torch.Tensor | None:
+    """`[H]` float32, dense"""
+    return None if rule.sinks is None else rule.sinks.detach().float().contiguous()
+
+
+def native_call(
+    layer: LayerCache, rule: AttentionRule, sinks: torch.Tensor | None, dtype: torch.dtype
+) -> NativeCall:
+    """What does not depend on Q, K and V; points into the cache and `plain_sinks(rule)`."""
+    return NativeCall(
+        key_cache=layer.key.data_ptr(),
+        value_cache=layer.value.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
+        window=rule.window or 0,
+        chunk=rule.chunk or 0,
+        scaling=rule.scaling,
+        softcap=rule.softcap or 0.0,
+        is_bfloat16=dtype == torch.bfloat16,
+    )
+
+
+def add_head_norms(call: NativeCall, query_norm: Norm | None, key_norm: Norm | None) -> None:
+    norm = query_norm or key_norm
     if norm is not None:
         call.epsilon, call.norm_rounds_first = norm.epsilon, norm.rounds_first
-    if heads.query_norm is not None:
-        call.query_norm = heads.query_norm.weight.data_ptr()
-    if heads.key_norm is not None:
-        call.key_norm = heads.key_norm.weight.data_ptr()
+    if query_norm is not None:
+        call.query_norm = query_norm.weight.data_ptr()
+    if key_norm is not None:
+        call.key_norm = key_norm.weight.data_ptr()
 
 
-def _describe(meta: AttentionMetadata, num_rows: int) -> _Step:
+def _describe(meta: AttentionMetadata, num_rows: int) -> NativeStep:
     """Pointers into arrays that live as long as `meta`, which the backend holds."""
-    return _Step(
+    return NativeStep(
         num_rows=num_rows,
         num_seqs=len(meta.kv_lens),
         block_size=meta.block_size,

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.nn import functional
 
-from .fused_operations import ACTIVATIONS, Norm, Product
+from .fused_modules import FusedLayer
+from .fused_operations import ACTIVATIONS, Norm, Product, Stack
 from .kernels.build import KernelUnavailable
 from .triton_tiles import DTYPES, power_of_two
 from .triton_writes import load_elementwise_kernels
@@ -49,6 +50,10 @@ class TritonOperations:
         """See `Operations.add_product`: normalised already, in the launch that adds."""
         total, normed = self._normalise(product.multiply(x), residual, norm)
         return total, normed, None
+
+    def stack(self, layers: Sequence[FusedLayer]) -> Stack | None:
+        """None: launches are recorded in graphs, which cost the host less still."""
+        return None
 
     def open_gates(self, pairs: torch.Tensor, gate: int) -> torch.Tensor:
         """`[T, 2 N]`, gates before ups, to `[T, N]`."""

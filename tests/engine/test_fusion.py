@@ -16,8 +16,9 @@ from tokenmill_engine.fused_operations import GELU_TANH, SILU, Norm
 from tokenmill_engine.fusion import fuse_modules
 from tokenmill_engine.fusion_check import same
 from tokenmill_engine.kernels.build import KernelUnavailable
-from tokenmill_engine.linear_kernel import NativeOperations, PackedWeight
+from tokenmill_engine.linear_kernel import PackedWeight
 from tokenmill_engine.native_attention import NativePagedAttention
+from tokenmill_engine.native_operations import NativeOperations
 from tokenmill_engine.packed_linear import PackedLinear
 from tokenmill_engine.probe import probe
 
@@ -65,7 +66,7 @@ def fused(
 )
 def test_what_is_fused(name: str, norms: int, mlps: int, attentions: int, layers: int) -> None:
     counts = {"norms": norms, "MLPs": mlps, "attentions": attentions, "layers": layers}
-    assert fused(name) == counts
+    assert fused(name) == counts | {"stacks": int(layers > 1)}
 
 
 def test_what_computes_something_else_stays() -> None:
@@ -75,7 +76,9 @@ def test_what_computes_something_else_stays() -> None:
         second = model.model.layers[2].self_attn.forward
         model.model.layers[2].self_attn.forward = lambda **given: (-second(**given)[0], None)
 
-    assert fused("llama", change) == {"norms": 9, "MLPs": 3, "attentions": 3, "layers": 2}
+    assert fused("llama", change) == {
+        "norms": 9, "MLPs": 3, "attentions": 3, "layers": 2, "stacks": 0,
+    }  # fmt: skip
 
 
 def scaled_queries(beta: float) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def test_attention_that_scales_q_by_position_stays_where_such_positions_are_serv
     """Scaled by 1.07, as at 16,384, the output differs by less than a rounding in bfloat16 may."""
     config = scaled_queries(beta)
     counts = fused("ministral3", max_model_len=max_model_len, dtype=dtype, **config)
-    assert counts == {"norms": 9, "MLPs": 4, "attentions": attentions, "layers": attentions}
+    expected = {"norms": 9, "MLPs": 4, "attentions": attentions, "layers": attentions}
+    assert counts == expected | {"stacks": int(attentions > 1)}
 
 
 def test_attention_and_layers_that_read_positions_themselves_stay() -> None:
@@ -111,9 +115,11 @@ def test_attention_and_layers_that_read_positions_themselves_stay() -> None:
             layer(x, position_ids=position_ids, **given) + (position_ids[..., None] > 200)
         )
 
-    assert fused("llama", change) == {"norms": 9, "MLPs": 4, "attentions": 3, "layers": 2}
+    assert fused("llama", change) == {
+        "norms": 9, "MLPs": 4, "attentions": 3, "layers": 2, "stacks": 0,
+    }  # fmt: skip
     assert fused("llama", change, max_model_len=201) == {
-        "norms": 9, "MLPs": 4, "attentions": 4, "layers": 4,
+        "norms": 9, "MLPs": 4, "attentions": 4, "layers": 4, "stacks": 1,
     }  # fmt: skip
 
 
@@ -132,13 +138,15 @@ def test_an_mlp_that_bounds_its_numbers_stays() -> None:
         own = mlp.forward
         mlp.forward = lambda x: own(x).clamp(max=1e6)
 
-    assert fused("llama", change) == {"norms": 9, "MLPs": 3, "attentions": 4, "layers": 3}
+    assert fused("llama", change) == {
+        "norms": 9, "MLPs": 3, "attentions": 4, "layers": 3, "stacks": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["llama4", "llama4 tuned, far below the switch"])
 def test_what_would_only_call_the_own_forward_is_not_fused(name: str) -> None:
     """Llama 4's rotary table is complex, which the fused attention does not take."""
-    assert fused(name) == {"norms": 9, "MLPs": 0, "attentions": 0, "layers": 0}
+    assert fused(name) == {"norms": 9, "MLPs": 0, "attentions": 0, "layers": 0, "stacks": 0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

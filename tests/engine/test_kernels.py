@@ -246,6 +246,11 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
         (V3, ["x86-64-v3"]),
         (f"{V3} avx512f", ["x86-64-v3"]),
         (V4, ["x86-64-v4", "x86-64-v3"]),
+        (f"{V4} avx512_bf16 amx_tile amx_int8", ["x86-64-v4", "x86-64-v3"]),
+        (
+            f"{V4} avx512_bf16 amx_tile amx_int8 amx_bf16",
+            ["x86-64-v4-amx", "x86-64-v4", "x86-64-v3"],
+        ),
         (V4.replace(" fma", ""), []),
     ],
 )
@@ -294,12 +299,12 @@ def test_every_kernel_is_prebuilt(
 ) -> None:
     made = []
 
-    def note(source: Path, _compiler: str, library: Path, *, march: str) -> None:
-        made.append((source.name, library.parent, march))
+    def note(source: Path, _compiler: str, library: Path, *, processor: tuple[str, ...]) -> None:
+        made.append((source.name, library.parent, processor))
 
     monkeypatch.setattr(build, "_compile", note)
     monkeypatch.setattr(build, "_compiler", lambda: "c++")
-    assert prebuilt.main(["--march", "x86-64-v4", "--output", str(tmp_path)]) == 0
-    kernels = ("linear.cpp", "paged_attention.cpp", "sample.cpp")
-    assert made == [(kernel, tmp_path, "x86-64-v4") for kernel in kernels]
+    assert prebuilt.main(["--level", "x86-64-v4", "--output", str(tmp_path)]) == 0
+    kernels = ("layers.cpp", "linear.cpp", "paged_attention.cpp", "sample.cpp")
+    assert made == [(kernel, tmp_path, ("-march=x86-64-v4",)) for kernel in kernels]
     assert len(capsys.readouterr().out.splitlines()) == len(kernels)

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -116,7 +116,7 @@ def compile_for(name: str, level: str, folder: Path) -> Path:
     """
     source = _source(name)
     library = folder / prebuilt.library_name(name, level, _source_key(source))
-    _compile(source, _compiler(), library, march=level)
+    _compile(source, _compiler(), library, processor=prebuilt.FLAGS[level])
     return library
 
 
@@ -186,13 +186,15 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(source: Path, compiler: str, library: Path, *, march: str = "native") -> None:
+def _compile(
+    source: Path, compiler: str, library: Path, *, processor: Sequence[str] = ("-march=native",)
+) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         # Under a name of its own first: several workers may start at once.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            command = [compiler, *_flags(source), f"-march={march}", str(source), "-o", str(made)]
+            command = [compiler, *_flags(source), *processor, str(source), "-o", str(made)]
             result = subprocess.run(
                 command, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S
             )

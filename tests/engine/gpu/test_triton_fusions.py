@@ -76,7 +76,7 @@ def whole(name: str, num_layers: int) -> dict[str, int]:
     """Everything fused."""
     norms = num_layers * (4 if name == "qwen3" else 2) + 1
     rest = dict.fromkeys(("MLPs", "attentions", "layers"), num_layers)
-    return {"norms": norms, **rest}
+    return {"norms": norms, **rest, "stacks": 0}
 
 
 def launches(name: str, num_layers: int, *, fused: bool) -> Counter[str]:
@@ -173,6 +173,7 @@ def test_what_is_fused(
     name: str, change: dict[str, Any], norms: int, mlps: int, attentions: int, layers: int
 ) -> None:
     counts = {"norms": norms, "MLPs": mlps, "attentions": attentions, "layers": layers}
+    counts["stacks"] = 0
     assert Fused.of(make(name, **change)).counts == counts
 
 
@@ -205,7 +206,7 @@ def test_a_kernel_that_fails_leaves_its_modules_out(
     monkeypatch.setattr(TritonOperations, "open_gates", fails)
     with caplog.at_level(logging.WARNING):
         fused = Fused.of(make("llama", 1))
-    assert fused.counts == {"norms": 3, "MLPs": 0, "attentions": 1, "layers": 0}
+    assert fused.counts == {"norms": 3, "MLPs": 0, "attentions": 1, "layers": 0, "stacks": 0}
     assert "left out: out of resource: shared memory" in caplog.text
 
 
