@@ -25,6 +25,9 @@ from .native_attention import (
     plain_sinks,
 )
 
+#: Rows whose numbers go from product to product, as long as these are in a cache.
+CHUNK_ROWS = 512
+
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -46,7 +49,7 @@ class _Layers(ctypes.Structure):
         ("step", ctypes.POINTER(NativeStep)),
         *((name, _POINTER) for name in ("x", "y", "heads", "attended", "between", "gated")),
         *((name, _POINTER) for name in ("cos", "sin")),
-        *((name, _INT) for name in ("num_layers", "num_rows")),
+        *((name, _INT) for name in ("num_layers", "num_rows", "chunk_rows")),
         ("num_threads", ctypes.c_int32),
     )
 
@@ -104,6 +107,7 @@ class NativeLayers:
             sin=sin.data_ptr(),
             num_layers=len(self._layers),
             num_rows=len(x),
+            chunk_rows=CHUNK_ROWS,
             num_threads=torch.get_num_threads(),
         )
         self._run(all_layers)  # without the GIL
@@ -138,7 +142,9 @@ class NativeLayers:
             "gated": max(call.gate_up.outputs for call in calls),
         }
         # Rows of 64 bytes: what begins in a line of a cache ends there.
-        sizes = {name: -(-num_rows * width // 64) * 64 for name, width in widths.items()}
+        chunk = min(num_rows, CHUNK_ROWS)
+        rows = {"heads": num_rows, "attended": num_rows, "between": chunk, "gated": chunk}
+        sizes = {name: -(-rows[name] * width // 64) * 64 for name, width in widths.items()}
         if self._memory.numel() < sum(sizes.values()):
             self._memory = self._memory.new_empty(sum(sizes.values()))
         address, places = self._memory.data_ptr(), {}

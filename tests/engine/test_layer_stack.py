@@ -11,7 +11,7 @@ from torch import nn
 
 from support_models import make_step, random_prompts, run_batched, tiny_model, tiny_runner
 from support_zoo import SERVED
-from tokenmill_engine import fusion
+from tokenmill_engine import fusion, native_layers
 from tokenmill_engine.fused_modules import Fused, FusedLayer
 from tokenmill_engine.fused_stack import StackRest, StackStart
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
@@ -71,6 +71,16 @@ def test_a_stack_gives_what_its_layers_give(
     stacked, plain = runner_of(name, dtype), one_by_one(monkeypatch, name, dtype)
     assert forwards(stacked) == [StackStart, StackRest, StackRest, StackRest]
     assert forwards(plain) == [FusedLayer] * 4
+    for got, expected in zip(logits_of(stacked), logits_of(plain), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BFLOAT])
+def test_rows_beyond_a_chunk_follow(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = one_by_one(monkeypatch, "llama", dtype)
+    monkeypatch.setattr(native_layers, "CHUNK_ROWS", 7)
+    stacked = runner_of("llama", dtype)
+    assert forwards(stacked)[0] is StackStart
     for got, expected in zip(logits_of(stacked), logits_of(plain), strict=True):
         assert torch.equal(got, expected)
 

@@ -133,6 +133,7 @@ template <class P, class T>
 class Rows {
  public:
   using Number = P;
+  static constexpr bool HAS_BESIDE = false;  // time for something else while it multiplies
   struct InThread { explicit InThread(const Rows&) {} };
 
   Rows(int64_t rows, int64_t inputs)
@@ -150,8 +151,9 @@ class Rows {
   int64_t task_panels() const { return rows_ == 1 ? WIDE : PANELS_PER_TASK; }
 
   // Rows of x by adjacent panels, added to y or not.
+  template <class Beside>
   void multiply(InThread&, Matrix<const P> x, int64_t rows, const T* weight, int64_t panels,
-                Matrix<float> y, bool adds) const {
+                Matrix<float> y, bool adds, const Beside&) const {
     if (!adds) for (int64_t m = 0; m < rows; m++) std::fill_n(y.at + m * y.row, panels * PANEL, 0.0f);
     multiply(x.at, x.row, rows, weight, panels, y.at, y.row);
   }

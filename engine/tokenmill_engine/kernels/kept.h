@@ -10,7 +10,7 @@
 
 namespace tokenmill {
 
-enum Kept { PREPARED, SUMS, ROW, HALVES, QUERIES, SCORES, WEIGHTS, EDGES, OUTPUTS, KINDS };
+enum Kept { PREPARED, SUMS, MORE_SUMS, ROW, HALVES, QUERIES, SCORES, WEIGHTS, EDGES, OUTPUTS, KINDS };
 
 // Room for `count` numbers of type T at the start of a cache line, as they were left by the last
 // caller of this thread who kept the same.

@@ -63,16 +63,26 @@ class Product {
 #pragma omp parallel num_threads(threads)
     {
       InThread thread(method_);
+      Pending pending;
       for (int64_t row = 0; row < rows; row += most)
-        run({row, std::min(row + most, rows)}, prepared, thread);
+        run({row, std::min(row + most, rows)}, prepared, thread, pending);
     }
   }
 
  private:
   struct RowRange { int64_t begin, end; };
+  struct PanelRange { int64_t first, count; };
+
+  // Sums of some rows that are still to become results.
+  struct Pending {
+    float* sums = nullptr;
+    RowRange rows{0, 0};
+    PanelRange panels{0, 0};
+    int buffer = 0;
+  };
 
   // A part of x by all of W, on all threads.
-  void run(RowRange part, P* prepared, InThread& thread) const {
+  void run(RowRange part, P* prepared, InThread& thread, Pending& pending) const {
     Matrix<const P> x{prepared, method_.row_size()};
     if (prepared) {
 #pragma omp for schedule(static)
@@ -83,14 +93,16 @@ class Product {
     }
     const int64_t rows = part.end - part.begin, size = method_.block_rows();
     const int64_t width = method_.task_panels(), groups = ceil_div(panels_, width);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t task = 0; task < ceil_div(rows, size) * groups; task++) {
       const int64_t begin = task / groups * size, first = task % groups * width;
       const int64_t end = std::min(begin + size, rows), step = method_.rows_at_once();
       for (int64_t row = begin; row < end; row += step)
         compute({x.at + row * x.row, x.row}, {part.begin + row, part.begin + std::min(row + step, end)},
-                first, std::min(width, panels_ - first), thread);
+                {first, std::min(width, panels_ - first)}, thread, pending);
     }
+    while (finish_row(pending)) {}
+#pragma omp barrier
   }
 
   // A row as it is multiplied, its K padded with zeros.
@@ -102,10 +114,13 @@ class Product {
     std::fill(out + call_.inputs, out + method_.row_size(), P{});
   }
 
-  void compute(Matrix<const P> x, RowRange part, int64_t first, int64_t count,
-               InThread& thread) const {
-    const int64_t columns = count * PANEL, column = first * PANEL, rows = part.end - part.begin;
-    const Matrix<float> sums{kept<float>(SUMS, rows * columns), columns};
+  // The last sums become results beside these products, which are pending afterwards.
+  void compute(Matrix<const P> x, RowRange part, PanelRange panels, InThread& thread,
+               Pending& pending) const {
+    const int64_t columns = panels.count * PANEL, column = panels.first * PANEL;
+    const int64_t rows = part.end - part.begin;
+    const int other = !pending.buffer;
+    const Matrix<float> sums{kept<float>(other ? MORE_SUMS : SUMS, rows * columns), columns};
     if (call_.bias) {
       const int64_t real = std::min(columns, call_.outputs - column);
       for (int64_t m = 0; m < rows; m++) {
@@ -114,8 +129,19 @@ class Product {
       }
     }
     const T* weight = static_cast<const T*>(call_.weight) + column * padded(call_.inputs);
-    method_.multiply(thread, x, rows, weight, count, sums, call_.bias);
-    for (int64_t m = 0; m < rows; m++) finish(part.begin + m, first, count, sums.at + m * columns);
+    method_.multiply(thread, x, rows, weight, panels.count, sums, call_.bias,
+                     [&] { finish_row(pending); });
+    while (finish_row(pending)) {}
+    pending = {sums.at, part, panels, other};
+    if (!Method::HAS_BESIDE) while (finish_row(pending)) {}
+  }
+
+  // False if there is none.
+  bool finish_row(Pending& pending) const {
+    if (pending.rows.begin == pending.rows.end) return false;
+    finish(pending.rows.begin++, pending.panels.first, pending.panels.count, pending.sums);
+    pending.sums += pending.panels.count * PANEL;
+    return true;
   }
 
   // Sums of one row to results.

@@ -20,6 +20,7 @@ constexpr int64_t ALIASING = 512;  // numbers; rows that are multiples of this a
 class TiledRows {
  public:
   using Number = bfloat16;
+  static constexpr bool HAS_BESIDE = true;
   struct InThread {
     explicit InThread(const TiledRows&) {}
     TileRegisters registers;
@@ -41,12 +42,13 @@ class TiledRows {
   int64_t rows_at_once() const { return 2 * TILE_ROWS; }  // their sums stay in the L1 cache
   int64_t task_panels() const { return PANELS_PER_TASK; }
 
+  template <class Beside>
   void multiply(InThread& thread, Matrix<const bfloat16> x, int64_t rows, const bfloat16* weight,
-                int64_t panels, Matrix<float> y, bool adds) const {
+                int64_t panels, Matrix<float> y, bool adds, const Beside& beside) const {
     const int64_t panel_size = depth_ * PANEL;
     tile_products(thread.registers, x, rows, depth_ / DEPTH,
                   [&](int64_t step, int64_t p) { return weight + p * panel_size + step * PANEL_STEP; },
-                  panels, y, adds);
+                  panels, y, adds, beside);
   }
 
  private:

@@ -68,11 +68,14 @@ class TileRegisters {
   int64_t upper_ = 0, lower_ = 0;
 };
 
+struct Nothing { void operator()() const {} };
+
 // y += x · W, or y = x · W, in two row tiles by one panel (ROWS = 2), one by two (PANELS = 2) or one by one.
-// `panel(step, p)` is where the tiles of panel p for 32 more k lie.
-template <int ROWS, int PANELS, class Panel>
+// `panel(step, p)` is where the tiles of panel p for 32 more k lie. `beside()` is done once a step: vectors
+// are free while the matrix unit computes.
+template <int ROWS, int PANELS, class Panel, class Beside>
 inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& panel, Matrix<float> y,
-                       bool adds) {
+                       bool adds, const Beside& beside) {
   const int64_t x_bytes = x.row * int64_t(sizeof(bfloat16)), y_bytes = y.row * int64_t(sizeof(float));
   const bfloat16 *upper = x.at, *lower = x.at + TILE_ROWS * x.row;
   float* second = y.at + (ROWS == 2 ? TILE_ROWS * y.row : PANEL);
@@ -110,6 +113,7 @@ inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& pan
       _tile_loadd(7, weight + 2 * TILE_COLUMNS, PANEL_ROW_BYTES);
       _tile_dpbf16ps(3, 4, 7);
     }
+    beside();
   }
   _tile_stored(0, y.at, y_bytes);
   _tile_stored(1, y.at + TILE_COLUMNS, y_bytes);
@@ -120,16 +124,16 @@ inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& pan
 }
 
 // y [rows, panels · PANEL] of any number of rows.
-template <class Panel>
+template <class Panel, class Beside = Nothing>
 inline void tile_products(TileRegisters& registers, Matrix<const bfloat16> x, int64_t rows,
                           int64_t steps, const Panel& panel, int64_t panels, Matrix<float> y,
-                          bool adds) {
+                          bool adds, const Beside& beside = {}) {
   memory_is_read(y.at);
   for (; rows > TILE_ROWS; rows -= 2 * TILE_ROWS) {
     registers.shape(TILE_ROWS, std::min(rows - TILE_ROWS, TILE_ROWS));
     for (int64_t p = 0; p < panels; p++)
       tile_block<2, 1>(x, steps, [&](int64_t step, int64_t) { return panel(step, p); },
-                       {y.at + p * PANEL, y.row}, adds);
+                       {y.at + p * PANEL, y.row}, adds, beside);
     x.at += 2 * TILE_ROWS * x.row, y.at += 2 * TILE_ROWS * y.row;
   }
   if (rows <= 0) return;
@@ -137,8 +141,8 @@ inline void tile_products(TileRegisters& registers, Matrix<const bfloat16> x, in
   for (int64_t p = 0; p < panels; p += 2) {
     const auto from = [&](int64_t step, int64_t q) { return panel(step, p + q); };
     const Matrix<float> out{y.at + p * PANEL, y.row};
-    if (p + 1 < panels) tile_block<1, 2>(x, steps, from, out, adds);
-    else tile_block<1, 1>(x, steps, from, out, adds);
+    if (p + 1 < panels) tile_block<1, 2>(x, steps, from, out, adds, beside);
+    else tile_block<1, 1>(x, steps, from, out, adds, beside);
   }
 }
 
