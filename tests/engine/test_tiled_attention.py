@@ -31,15 +31,24 @@ SHAPES = {
     "K of 80, no tiles": Shape(2, 3, 80, 80, 32, BFLOAT16),
     "V of 48, no tiles": Shape(2, 3, 64, 48, 32, BFLOAT16),
 }
-RULES = {
+RULES: dict[str, dict[str, object]] = {
     "causal": {},
-    "window 1": {"window": 1},
     "window 45": {"window": 45},
+    "all at once": {"window": 77, "softcap": 3.0, "sinks": True},
+}
+MORE_RULES: dict[str, dict[str, object]] = {
+    "window 1": {"window": 1},
     "window 300": {"window": 300},
     "chunk 48": {"chunk": 48},
     "softcap": {"softcap": 2.0},
-    "all at once": {"window": 77, "softcap": 3.0, "sinks": True},
 }
+rules = pytest.mark.parametrize(
+    "settings",
+    [
+        *(pytest.param(rule, id=name) for name, rule in RULES.items()),
+        *(pytest.param(rule, id=name, marks=pytest.mark.slow) for name, rule in MORE_RULES.items()),
+    ],
+)
 
 
 @pytest.fixture(autouse=True, params=[("-mno-amx-tile",), ()], ids=["vectors", "tiles"])
@@ -63,7 +72,7 @@ def backend_of(spec: AttentionSpec) -> NativePagedAttention:
     return NativePagedAttention([spec])
 
 
-@pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+@rules
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_equals_dense_attention_up_to_rounding(shape: Shape, settings: dict[str, object]) -> None:
     rule = make_rule(shape, settings)
@@ -76,7 +85,7 @@ def test_equals_dense_attention_up_to_rounding(shape: Shape, settings: dict[str,
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+@rules
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_result_is_the_same_in_any_cut_and_by_any_number_of_threads(
     shape: Shape, settings: dict[str, object]
