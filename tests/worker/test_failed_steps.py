@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -124,7 +125,7 @@ async def test_a_poisonous_request_ends_alone(
     assert "RuntimeError" in end["msg"]
     for text in (end["msg"], caplog.text):
         assert "canary" not in text
-        assert str(POISON) not in text
+        assert str(POISON) not in re.findall(r"\d+", text)  # a time within an id is another number
     for name in ("a", "b"):
         assert await served.tokens(name) == wanted[name]
         assert (await served.end(name))["st"] == "done"
