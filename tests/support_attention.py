@@ -139,3 +139,18 @@ def make_rule(shape: Shape, settings: dict[str, object]) -> AttentionRule:
         heads = shape.kv_heads * shape.groups
         settings["sinks"] = torch.linspace(-2, 3, heads, dtype=shape.dtype)
     return AttentionRule(**settings)
+
+
+def in_chunks(
+    with_: tuple[AttentionBackend, AttentionRule, Shape], sequence: Sequence, size: int, last: int
+) -> torch.Tensor:
+    """One sequence in chunks of this size, its last tokens one by one; blocks in reverse order."""
+    backend, rule, shape = with_
+    num_blocks = sequence.length // shape.block_size + 1
+    layer = nan_filled_cache(backend, shape.spec, num_blocks, shape.block_size)
+    context, table = (backend, layer, rule, shape), list(range(num_blocks))[::-1]
+    starts = [*range(0, sequence.length - last, size)]
+    ends = [*starts[1:], sequence.length - last]
+    singles = [(start, start + 1) for start in range(ends[-1], sequence.length)]
+    parts = [(0, *part) for part in [*zip(starts, ends, strict=True), *singles]]
+    return torch.cat([one_step([sequence], [part], [table], context) for part in parts])

@@ -10,6 +10,7 @@ from support_attention import (
     Sequence,
     Shape,
     dense,
+    in_chunks,
     make_rule,
     one_step,
     paged,
@@ -181,23 +182,13 @@ def test_a_long_context_is_the_same_in_any_cut_and_by_any_number_of_threads(
     except KernelUnavailable as why:
         pytest.skip(str(why))
     (sequence,) = sequences_of(shape, (545,), seed=9)
-    table = list(range(18))[::-1]
-
-    def in_chunks_of(size: int, last: int) -> torch.Tensor:
-        layer = nan_filled_cache(backend, shape.spec, 18, shape.block_size)
-        context = (backend, layer, rule, shape)
-        starts = [*range(0, sequence.length - last, size)]
-        ends = [*starts[1:], sequence.length - last]
-        singles = [(start, start + 1) for start in range(ends[-1], sequence.length)]
-        parts = [(0, *part) for part in [*zip(starts, ends, strict=True), *singles]]
-        return torch.cat([one_step([sequence], [part], [table], context) for part in parts])
-
-    whole = in_chunks_of(545, 0)
+    context = (backend, rule, shape)
+    whole = in_chunks(context, sequence, 545, 0)
     torch.testing.assert_close(whole.double(), dense(sequence, rule), rtol=1e-5, atol=2e-6)
     threads = torch.get_num_threads()
     try:
         for count, size, last in ((1, 100, 40), (2, 530, 1), (3, 257, 33)):
             torch.set_num_threads(count)
-            assert torch.equal(in_chunks_of(size, last), whole)
+            assert torch.equal(in_chunks(context, sequence, size, last), whole)
     finally:
         torch.set_num_threads(threads)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from support_attention import Shape, dense, make_rule, one_step, paged, sequences_of
-from support_models import nan_filled_cache
+from support_attention import Shape, dense, in_chunks, make_rule, paged, sequences_of
 from tokenmill_engine.attention import AttentionSpec
 from tokenmill_engine.kernels import build
 from tokenmill_engine.kernels.build import KernelUnavailable, load_kernel
@@ -91,24 +90,12 @@ def test_the_result_is_the_same_in_any_cut_and_by_any_number_of_threads(
     shape: Shape, settings: dict[str, object]
 ) -> None:
     """Bit for bit, over several stretches of scores: a resumed request sees the same."""
-    rule, backend = make_rule(shape, settings), backend_of(shape.spec)
+    context = (backend_of(shape.spec), make_rule(shape, settings), shape)
     (sequence,) = sequences_of(shape, (545,), seed=9)
-    num_blocks = 545 // shape.block_size + 1
-    table = list(range(num_blocks))[::-1]
-
-    def in_chunks_of(size: int, last: int) -> torch.Tensor:
-        layer = nan_filled_cache(backend, shape.spec, num_blocks, shape.block_size)
-        context = (backend, layer, rule, shape)
-        starts = [*range(0, sequence.length - last, size)]
-        ends = [*starts[1:], sequence.length - last]
-        singles = [(start, start + 1) for start in range(ends[-1], sequence.length)]
-        parts = [(0, *part) for part in [*zip(starts, ends, strict=True), *singles]]
-        return torch.cat([one_step([sequence], [part], [table], context) for part in parts])
-
-    whole = in_chunks_of(545, 0)
+    whole = in_chunks(context, sequence, 545, 0)
     for count, size, last in ((1, 100, 40), (2, 530, 1), (3, 257, 33), (1, 17, 5)):
         torch.set_num_threads(count)
-        assert torch.equal(in_chunks_of(size, last), whole)
+        assert torch.equal(in_chunks(context, sequence, size, last), whole)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
