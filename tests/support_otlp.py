@@ -47,14 +47,18 @@ class Collector:
         return [Span(**json.loads(line)) for line in self.file.read_text().splitlines()]
 
     def trace_of(self, request_id: str) -> list[Span]:
-        """Every span of the traces that this request occurs in, by their begin."""
+        """Every span of the traces that this request occurs in, by their begin.
+
+        Of those that begin together, one without any length comes first (a queue that was not
+        waited in), and then the longest, around its parts.
+        """
         spans = self.spans()
         traces = {
             s.trace_id for s in spans if s.attributes.get("tokenmill.request.id") == request_id
         }
         return sorted(
             (s for s in spans if s.trace_id in traces),
-            key=lambda span: (span.start_ns, -span.end_ns),
+            key=lambda span: (span.start_ns, span.end_ns > span.start_ns, -span.end_ns),
         )
 
 
