@@ -69,6 +69,7 @@ def schedulers(draw: st.DrawFn):
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         rope_switch_tokens=draw(mostly(None, st.integers(3, 40))),
         max_overtakes=draw(mostly(8, st.integers(0, 3))),
+        min_awaited_tokens=draw(st.sampled_from([1, 4, 64])),
     )
 
 

@@ -23,6 +23,9 @@ class SchedulerConfig:
     policy: SchedulingPolicy = "fcfs"
     #: How many later requests may start before one for which there are no blocks yet.
     max_overtakes: int = 8
+    #: A prefix that a step computes is worth waiting for from so many tokens on: with fewer the
+    #: request computes them too, for a step takes longer than they do.
+    min_awaited_tokens: int = 64
     #: Steps with decoding requests should take this long at most; prompt chunks are sized for it.
     itl_target_ms: float | None = None
     #: LongRoPE changes its frequencies when a request grows past this many tokens: everything
@@ -33,6 +36,7 @@ class SchedulerConfig:
         for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             _at_least(field, getattr(self, field), 1)
         _at_least("max_overtakes", self.max_overtakes, 0)
+        _at_least("min_awaited_tokens", self.min_awaited_tokens, 1)
         _above_zero("itl_target_ms", self.itl_target_ms)
         _one_of("scheduling_policy", self.policy, get_args(SchedulingPolicy))
         if self.max_num_batched_tokens < self.max_num_seqs:

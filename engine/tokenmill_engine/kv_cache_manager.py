@@ -106,6 +106,18 @@ class KVCacheManager:
         for index in range(first, num_full):
             self._pool.register(request.block_ids[index], request.block_hashes[index])
 
+    def hashes_to_come(self, request: Request, end: int) -> list[bytes]:
+        """Of the blocks that become findable when the tokens before `end` are computed.
+
+        Its unread tokens are not known yet, so no block with one of those.
+        """
+        first = request.num_computed_tokens // self.block_size
+        num_full = min(end, request.num_tokens) // self.block_size
+        if not self.enable_prefix_caching or first >= num_full:
+            return []
+        extend_block_hashes(request, num_full, self.block_size)
+        return request.block_hashes[first:num_full]
+
     def free(self, request: Request) -> None:
         """Gives all blocks back, last first: the tail of a prefix is evicted before its head."""
         for block_id in reversed(request.block_ids):

@@ -52,6 +52,7 @@ class Scheduler:
             limits=self.limits,
             stats=self.stats,
             max_overtakes=config.max_overtakes,
+            min_awaited_tokens=config.min_awaited_tokens,
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .outputs import ScheduledRequest, SchedulerOutput
 from .request import Request
 
@@ -16,12 +18,18 @@ class StepBuilder:
         self.preempted: list[Request] = []
         self._scheduled: dict[str, ScheduledRequest] = {}
 
-    def add(self, request: Request) -> None:
+    @property
+    def scheduled(self) -> Collection[ScheduledRequest]:
+        return self._scheduled.values()
+
+    def add(self, request: Request) -> ScheduledRequest:
         """As many of the tokens that the request lacks as the budget allows."""
         start = request.planned_start
         num_tokens = min(request.planned_length - start, self.budget)
-        self._scheduled[request.request_id] = ScheduledRequest(request, start, num_tokens)
+        item = ScheduledRequest(request, start, num_tokens)
+        self._scheduled[request.request_id] = item
         self.budget -= num_tokens
+        return item
 
     def drop(self, request: Request) -> None:
         """Takes a preempted request out again and gives its tokens back to the budget."""
