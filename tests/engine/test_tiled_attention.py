@@ -26,6 +26,7 @@ SHAPES = {
     "wide K": Shape(1, 2, 192, 128, 32, BFLOAT16),
     "blocks of 64": Shape(2, 3, 96, 64, 64, BFLOAT16),
     "blocks of 96": Shape(1, 3, 32, 32, 96, BFLOAT16),
+    "blocks of 512, no tiles": Shape(1, 3, 32, 32, 512, BFLOAT16),
     "blocks of 16, no tiles": Shape(2, 3, 64, 64, 16, BFLOAT16),
     "K of 80, no tiles": Shape(2, 3, 80, 80, 32, BFLOAT16),
     "V of 48, no tiles": Shape(2, 3, 64, 48, 32, BFLOAT16),

@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "ahead.h"
 #include "blocks.h"
 #include "kept.h"
 #include "linear_call.h"
@@ -60,18 +62,31 @@ class Product {
     // A pass prepares no more of x than its threads compute with before the next.
     const int64_t most = prepares ? std::min(rows, method_.pass_rows(threads)) : rows;
     P* prepared = prepares ? kept<P>(PREPARED, most * method_.row_size()) : nullptr;
+    Tasks tasks;
 #pragma omp parallel num_threads(threads)
     {
-      InThread thread(method_);
-      Pending pending;
+      Thread thread(method_);
+      thread.task = tasks.take();
+      int64_t first_task = 0;
       for (int64_t row = 0; row < rows; row += most)
-        run({row, std::min(row + most, rows)}, prepared, thread, pending);
+        first_task = run({row, std::min(row + most, rows)}, prepared, first_task, tasks, thread);
     }
   }
 
  private:
   struct RowRange { int64_t begin, end; };
   struct PanelRange { int64_t first, count; };
+
+  // Numbered through all passes. Each thread knows the one it does next, and fetches what that one reads.
+  struct Tasks {
+    int64_t taken = 0;
+    int64_t take() {
+      int64_t number;
+#pragma omp atomic capture
+      number = taken++;
+      return number;
+    }
+  };
 
   // Sums of some rows that are still to become results.
   struct Pending {
@@ -81,8 +96,15 @@ class Product {
     int buffer = 0;
   };
 
-  // A part of x by all of W, on all threads.
-  void run(RowRange part, P* prepared, InThread& thread, Pending& pending) const {
+  struct Thread {
+    explicit Thread(const Method& method) : method(method) {}
+    InThread method;
+    Pending pending;
+    int64_t task;  // that it does next
+  };
+
+  // A part of x by all of W, on all threads. Returns the number of the first task of the next part.
+  int64_t run(RowRange part, P* prepared, int64_t first_task, Tasks& tasks, Thread& thread) const {
     Matrix<const P> x{prepared, method_.row_size()};
     if (prepared) {
 #pragma omp for schedule(static)
@@ -92,17 +114,33 @@ class Product {
       x = {static_cast<const P*>(call_.x) + part.begin * call_.x_row, call_.x_row};
     }
     const int64_t rows = part.end - part.begin, size = method_.block_rows();
-    const int64_t width = method_.task_panels(), groups = ceil_div(panels_, width);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t task = 0; task < ceil_div(rows, size) * groups; task++) {
-      const int64_t begin = task / groups * size, first = task % groups * width;
-      const int64_t end = std::min(begin + size, rows), step = method_.rows_at_once();
+    const int64_t width = std::max<int64_t>(method_.task_panels(), call_.gate ? 2 : 1);
+    const int64_t groups = ceil_div(panels_, width), end_task = first_task + ceil_div(rows, size) * groups;
+    const auto panels = [&](int64_t task) {
+      const int64_t first = task % groups * width;
+      return PanelRange{first, std::min(width, panels_ - first)};
+    };
+    while (thread.task < end_task) {
+      const int64_t task = std::exchange(thread.task, tasks.take());
+      const int64_t begin = (task - first_task) / groups * size, end = std::min(begin + size, rows);
+      Ahead ahead;
+      if (thread.task < end_task || part.end < call_.num_rows) add_weight(panels(thread.task), ahead);
+      ahead.spread(method_.calls_beside(end - begin, panels(task).count));
+      const int64_t step = method_.rows_at_once();
       for (int64_t row = begin; row < end; row += step)
         compute({x.at + row * x.row, x.row}, {part.begin + row, part.begin + std::min(row + step, end)},
-                {first, std::min(width, panels_ - first)}, thread, pending);
+                panels(task), ahead, thread);
     }
-    while (finish_row(pending)) {}
+    while (finish_row(thread.pending)) {}
 #pragma omp barrier
+    return end_task;
+  }
+
+  const T* weight(int64_t panel) const {
+    return static_cast<const T*>(call_.weight) + panel * PANEL * padded(call_.inputs);
+  }
+  void add_weight(PanelRange panels, Ahead& ahead) const {
+    ahead.add(weight(panels.first), panels.count * PANEL * padded(call_.inputs) * sizeof(T));
   }
 
   // A row as it is multiplied, its K padded with zeros.
@@ -115,8 +153,8 @@ class Product {
   }
 
   // The last sums become results beside these products, which are pending afterwards.
-  void compute(Matrix<const P> x, RowRange part, PanelRange panels, InThread& thread,
-               Pending& pending) const {
+  void compute(Matrix<const P> x, RowRange part, PanelRange panels, Ahead& ahead, Thread& thread) const {
+    Pending& pending = thread.pending;
     const int64_t columns = panels.count * PANEL, column = panels.first * PANEL;
     const int64_t rows = part.end - part.begin;
     const int other = !pending.buffer;
@@ -128,9 +166,8 @@ class Product {
         std::fill_n(sum, columns - real, 0.0f);
       }
     }
-    const T* weight = static_cast<const T*>(call_.weight) + column * padded(call_.inputs);
-    method_.multiply(thread, x, rows, weight, panels.count, sums, call_.bias,
-                     [&] { finish_row(pending); });
+    const auto beside = [&] { finish_row(pending), ahead(); };
+    method_.multiply(thread.method, x, rows, weight(panels.first), panels.count, sums, call_.bias, beside);
     while (finish_row(pending)) {}
     pending = {sums.at, part, panels, other};
     if (!Method::HAS_BESIDE) while (finish_row(pending)) {}

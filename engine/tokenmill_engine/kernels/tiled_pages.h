@@ -4,6 +4,9 @@
 // each PANEL columns, of pairs of slots: [Dv / PANEL, slot / 2, column, 2].
 //
 // Scores are summed up and become weights in float32, and these are rounded to bfloat16.
+//
+// Few rows do little with what they read: meanwhile what they read next is brought near, V beside the scores and
+// the next K beside the mixing.
 
 #pragma once
 
@@ -16,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ahead.h"
 #include "attention_call.h"
 #include "kept.h"
 #include "pointwise.h"
@@ -28,6 +32,7 @@ class TiledPages {
   using Number = bfloat16;
   static constexpr int64_t MOST_VECTORS = 64;
   static constexpr int64_t STRETCH_SLOTS = 256, MOST_GROUPS = STRETCH_SLOTS / PANEL;
+  static_assert(MOST_GROUPS <= Ahead::MOST_PIECES);
   static constexpr int64_t WEIGHTS_ROW = STRETCH_SLOTS + PANEL;  // apart in the sets of a cache
 
   struct InThread {
@@ -36,8 +41,8 @@ class TiledPages {
   };
 
   static bool takes(const Step& step, const Call& call) {
-    return tiles_permitted() && step.block_size % PANEL == 0 && call.key_dim % DEPTH == 0
-        && call.value_dim % PANEL == 0;
+    return tiles_permitted() && step.block_size % PANEL == 0 && step.block_size <= STRETCH_SLOTS
+        && call.key_dim % DEPTH == 0 && call.value_dim % PANEL == 0;
   }
 
   TiledPages(const Step& step, const Call& call)
@@ -86,15 +91,18 @@ class TiledPages {
     const auto& [part, stretch] = work;
     std::array<const bfloat16*, MOST_GROUPS> keys;
     int64_t count = 0;
+    Ahead ahead;
     if (vectors <= TILE_ROWS)
       for (int64_t block = stretch.begin; block < stretch.end; block++)
-        fetch(pages_.values(part, block), size_ * value_dim_);
+        ahead.add(pages_.values(part, block), size_ * value_dim_ * sizeof(bfloat16));
     for (int64_t block = stretch.begin; block < stretch.end; block++)
       for (int64_t slot = 0; slot < size_; slot += PANEL)
         keys[count++] = pages_.keys(part, block) + slot * key_dim_;
-    tile_products(thread.registers, {thread.query, key_dim_}, vectors, key_dim_ / DEPTH,
+    const int64_t steps = key_dim_ / DEPTH;
+    ahead.spread(calls_beside(vectors, steps, count));
+    tile_products(thread.registers, {thread.query, key_dim_}, vectors, steps,
                   [&](int64_t step, int64_t group) { return keys[group] + step * PANEL_STEP; },
-                  count, scores, false);
+                  count, scores, false, [&] { ahead(); });
   }
 
   void mix(InThread& thread, const Work& work, const Work& next, int64_t vectors, Slots visible,
@@ -102,9 +110,10 @@ class TiledPages {
     const int64_t begin = visible.begin / PANEL * PANEL, end = round_up(visible.end, PANEL);
     std::array<Group, MOST_GROUPS> values;
     int64_t count = 0;
+    Ahead ahead;
     if (vectors <= TILE_ROWS)
       for (int64_t block = next.stretch.begin; block < next.stretch.end; block++)
-        fetch(pages_.keys(next.part, block), size_ * key_dim_);
+        ahead.add(pages_.keys(next.part, block), size_ * key_dim_ * sizeof(bfloat16));
     for (int64_t slot = begin; slot < end; slot += PANEL) {
       const int64_t block = work.stretch.begin + slot / size_;
       Group group{pages_.values(work.part, block) + slot % size_ * PANEL, size_ * PANEL};
@@ -113,9 +122,11 @@ class TiledPages {
                         thread.edges + (slot == begin ? 0 : PANEL * value_dim_));
       values[count++] = group;
     }
+    const int64_t panels = value_dim_ / PANEL;
+    ahead.spread(calls_beside(vectors, count, panels));
     tile_products(thread.registers, {weights.at + begin, weights.row}, vectors, count,
                   [&](int64_t step, int64_t p) { return values[step].at + p * values[step].panel; },
-                  value_dim_ / PANEL, output, true);
+                  panels, output, true, [&] { ahead(); });
   }
 
  private:
@@ -123,11 +134,6 @@ class TiledPages {
 
   int64_t key_place(int64_t slot) const {
     return slot / PANEL * PANEL * key_dim_ + slot % PANEL * 2;
-  }
-
-  // Few rows do little with what they read: meanwhile what they read next is brought near.
-  static void fetch(const bfloat16* numbers, int64_t count) {
-    for (int64_t n = 0; n < count; n += LINE_BYTES / int64_t(sizeof *numbers)) prefetch(numbers + n);
   }
 
   // A copy with zeros where nobody looks: a weight of zero does not silence what an unwritten slot may

@@ -40,7 +40,14 @@ class TiledRows {
   }
   int64_t pass_rows(int64_t threads) const { return block_rows() * threads; }
   int64_t rows_at_once() const { return 2 * TILE_ROWS; }  // their sums stay in the L1 cache
-  int64_t task_panels() const { return PANELS_PER_TASK; }
+  // A row tile is multiplied by two panels at once. With two more row blocks than that a task is long enough with
+  // one, and the threads end closer together; even more rows are read again for each task.
+  int64_t task_panels() const {
+    return TILE_ROWS < rows_ && rows_ <= 2 * rows_at_once() ? 1 : PANELS_PER_TASK;
+  }
+  int64_t calls_beside(int64_t rows, int64_t panels) const {
+    return tokenmill::calls_beside(rows, depth_ / DEPTH, panels);
+  }
 
   template <class Beside>
   void multiply(InThread& thread, Matrix<const bfloat16> x, int64_t rows, const bfloat16* weight,

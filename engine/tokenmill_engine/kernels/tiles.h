@@ -68,11 +68,9 @@ class TileRegisters {
   int64_t upper_ = 0, lower_ = 0;
 };
 
-struct Nothing { void operator()() const {} };
-
 // y += x · W, or y = x · W, in two row tiles by one panel (ROWS = 2), one by two (PANELS = 2) or one by one.
-// `panel(step, p)` is where the tiles of panel p for 32 more k lie. `beside()` is done once a step: vectors
-// are free while the matrix unit computes.
+// `panel(step, p)` is where the tiles of panel p for 32 more k lie. `beside()` is done once for each panel and
+// step: vectors and memory are free while the matrix unit computes.
 template <int ROWS, int PANELS, class Panel, class Beside>
 inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& panel, Matrix<float> y,
                        bool adds, const Beside& beside) {
@@ -107,6 +105,7 @@ inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& pan
       _tile_dpbf16ps(3, 5, 7);
     }
     if (PANELS == 2) {
+      beside();
       weight = panel(step, 1);
       _tile_loadd(6, weight, PANEL_ROW_BYTES);
       _tile_dpbf16ps(2, 4, 6);
@@ -123,11 +122,16 @@ inline void tile_block(Matrix<const bfloat16> x, int64_t steps, const Panel& pan
   }
 }
 
+// How often `tile_products` does what it is given to do beside.
+inline int64_t calls_beside(int64_t rows, int64_t steps, int64_t panels) {
+  return (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * steps * panels;
+}
+
 // y [rows, panels · PANEL] of any number of rows.
-template <class Panel, class Beside = Nothing>
+template <class Panel, class Beside>
 inline void tile_products(TileRegisters& registers, Matrix<const bfloat16> x, int64_t rows,
                           int64_t steps, const Panel& panel, int64_t panels, Matrix<float> y,
-                          bool adds, const Beside& beside = {}) {
+                          bool adds, const Beside& beside) {
   memory_is_read(y.at);
   for (; rows > TILE_ROWS; rows -= 2 * TILE_ROWS) {
     registers.shape(TILE_ROWS, std::min(rows - TILE_ROWS, TILE_ROWS));
