@@ -148,7 +148,7 @@ class Rows {
   }
   int64_t pass_rows(int64_t) const { return rows_; }
   int64_t rows_at_once() const { return rows_; }
-  int64_t task_panels() const { return rows_ == 1 ? WIDE : PANELS_PER_TASK; }
+  int64_t task_panels(int64_t, int64_t) const { return rows_ == 1 ? WIDE : PANELS_PER_TASK; }
   int64_t calls_beside(int64_t, int64_t) const { return 0; }
 
   // Rows of x by adjacent panels, added to y or not.

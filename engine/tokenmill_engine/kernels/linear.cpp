@@ -54,16 +54,16 @@ class Product {
 
   explicit Product(const Linear& call)
       : call_(call), panels_(ceil_div(call.outputs, PANEL) * (call.gate ? 2 : 1)),
-        method_(call.num_rows, call.inputs) {}
+        threads_(std::max(1, call.num_threads)), method_(call.num_rows, call.inputs) {}
 
   void run() const {
     const bool prepares = !std::is_same_v<P, X> || call_.norm || !method_.takes(call_.x_row);
-    const int64_t rows = call_.num_rows, threads = std::max(1, call_.num_threads);
+    const int64_t rows = call_.num_rows;
     // A pass prepares no more of x than its threads compute with before the next.
-    const int64_t most = prepares ? std::min(rows, method_.pass_rows(threads)) : rows;
+    const int64_t most = prepares ? std::min(rows, method_.pass_rows(threads_)) : rows;
     P* prepared = prepares ? kept<P>(PREPARED, most * method_.row_size()) : nullptr;
     Tasks tasks;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads_)
     {
       Thread thread(method_);
       thread.task = tasks.take();
@@ -114,7 +114,7 @@ class Product {
       x = {static_cast<const P*>(call_.x) + part.begin * call_.x_row, call_.x_row};
     }
     const int64_t rows = part.end - part.begin, size = method_.block_rows();
-    const int64_t width = std::max<int64_t>(method_.task_panels(), call_.gate ? 2 : 1);
+    const int64_t width = std::max<int64_t>(method_.task_panels(panels_, threads_), call_.gate ? 2 : 1);
     const int64_t groups = ceil_div(panels_, width), end_task = first_task + ceil_div(rows, size) * groups;
     const auto panels = [&](int64_t task) {
       const int64_t first = task % groups * width;
@@ -210,7 +210,7 @@ class Product {
   }
 
   const Linear& call_;
-  const int64_t panels_;
+  const int64_t panels_, threads_;
   const Method method_;
 };
 

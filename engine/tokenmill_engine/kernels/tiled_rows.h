@@ -40,10 +40,13 @@ class TiledRows {
   }
   int64_t pass_rows(int64_t threads) const { return block_rows() * threads; }
   int64_t rows_at_once() const { return 2 * TILE_ROWS; }  // their sums stay in the L1 cache
-  // A row tile is multiplied by two panels at once. With two more row blocks than that a task is long enough with
-  // one, and the threads end closer together; even more rows are read again for each task.
-  int64_t task_panels() const {
-    return TILE_ROWS < rows_ && rows_ <= 2 * rows_at_once() ? 1 : PANELS_PER_TASK;
+  // Wide tasks write more of a row at once, and narrow ones let threads end together. One row tile is multiplied
+  // by two panels at once, and many rows are read again for each task: one panel alone is for a few row tiles.
+  int64_t task_panels(int64_t panels, int64_t threads) const {
+    constexpr int64_t TASKS = 16;  // of a thread, at least, if they are wide
+    if (panels >= 2 * PANELS_PER_TASK * TASKS * threads) return 2 * PANELS_PER_TASK;
+    const bool is_narrow = TILE_ROWS < rows_ && rows_ <= 2 * rows_at_once();
+    return is_narrow && panels < PANELS_PER_TASK * TASKS * threads ? 1 : PANELS_PER_TASK;
   }
   int64_t calls_beside(int64_t rows, int64_t panels) const {
     return tokenmill::calls_beside(rows, depth_ / DEPTH, panels);
