@@ -185,3 +185,9 @@ def test_the_architecture_page_says_what_each_module_is() -> None:
             if line not in page:
                 missing.append(line)
     assert missing == [], "put these lines into docs/architecture.md"
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert listed == sorted(page.name for page in folder.glob("0*.md"))

@@ -29,7 +29,7 @@ from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
 from ._tracing import sending
-from .errors import ConfigurationError, TokenmillError, UnknownRequest
+from .errors import ConfigurationError, QueueUnavailable, TokenmillError, UnknownRequest
 from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
@@ -151,7 +151,12 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
-        reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
+        try:
+            reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
+        except QueueUnavailable:
+            if not self._may_wait_longer(self._partitions.clients()):
+                raise
+            reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
         self._reached = True
         return reply
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ._redis import RedisOptions, redis_url
+from ._redis import AnyRedis, RedisOptions, knows_master, redis_url
 from ._redis_errors import RetryPolicy
 from ._requests import Prompt, Submission, build, check_tenant
 from ._session import Read, RecordHead
@@ -69,7 +69,9 @@ class BaseLink:
         self.closed = False
         self._url = "the given client" if given is not None else redis_url(options.url)
         self._owns_redis = given is None
-        self._reached = False  # Redis has answered at least once
+        self._reached = (
+            False  # Redis has answered at least once, if only to say where its master is
+        )
 
     def build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
         """Validate a request; see `_requests.build`."""
@@ -79,6 +81,12 @@ class BaseLink:
     def _retry_policy(self) -> RetryPolicy:
         timeout_s = self.options.retry_for_s
         return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
+
+    def _may_wait_longer(self, clients: Iterable[AnyRedis]) -> bool:
+        """After a call that had no answer: whether it was the first contact, and Sentinels or nodes
+        of a cluster have named a master that is away. They are about to name another one."""
+        was_reached, self._reached = self._reached, self._reached or any(map(knows_master, clients))
+        return self._reached and not was_reached
 
     def _enqueue_call(
         self, calls: QueueCalls, submission: Submission, trace: TraceContext

@@ -39,7 +39,7 @@ class Client:
         timeout_s: how long one command may take.
         connect_timeout_s: how long a connection may take.
         retry_for_s: how long a call tries again while Redis is away. A Redis that never answered
-            is given up after a second.
+            (nor a Sentinel that knows its master) is given up after a second.
         resubmit: whether a stream enqueues its request again when Redis has lost it.
         insecure: whether a public host may be talked to without verified TLS.
         policy: limits of the queue, if they are not the default ones.

@@ -29,7 +29,7 @@ from ._requests import Submission
 from ._session import Read, RecordHead
 from ._status import Status
 from ._tracing import sending
-from .errors import TokenmillError, UnknownRequest
+from .errors import QueueUnavailable, TokenmillError, UnknownRequest
 from .keys import PARTITIONS_FIELD
 from .record import RECORD_FIELDS, Record
 from .replies import EnqueueReply
@@ -149,7 +149,12 @@ class Link(BaseLink):
 
     def _call(self, operation: Callable[[], T]) -> T:
         self.check_usable()
-        reply = self._repeat(operation, self._retry_policy())
+        try:
+            reply = self._repeat(operation, self._retry_policy())
+        except QueueUnavailable:
+            if not self._may_wait_longer(self._partitions.clients()):
+                raise
+            reply = self._repeat(operation, self._retry_policy())
         self._reached = True
         return reply
 

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import redis
 import redis.asyncio
@@ -33,6 +33,7 @@ URL_FILE_VARIABLE: Final = "TOKENMILL_REDIS_URL_FILE"
 PASSWORD_FILE_VARIABLES: Final = ("TOKENMILL_REDIS_PASSWORD_FILE", "REDIS_PASSWORD_FILE")
 CA_FILE_VARIABLE: Final = "TOKENMILL_REDIS_CA_FILE"
 INSECURE_VARIABLE: Final = "TOKENMILL_INSECURE_REDIS"
+AnyRedis: TypeAlias = redis.Redis | redis.asyncio.Redis
 _YES = frozenset({"1", "true", "yes", "on"})
 
 
@@ -129,6 +130,12 @@ def share_locator(*clients: redis.asyncio.Redis) -> None:
     if "locator" in first:  # a socket's connection does not know the word
         for kwargs in others:
             kwargs["locator"] = first["locator"]
+
+
+def knows_master(client: AnyRedis) -> bool:
+    """Whether Sentinels or nodes of a cluster have told this client where the master is."""
+    locator: Locator | None = client.connection_pool.connection_kwargs.get("locator")
+    return locator is not None and locator.master is not None
 
 
 def is_cluster(url: str | None = None) -> bool:

@@ -31,7 +31,14 @@ from support_servers import (
 from support_topologies import SEED, Readers, workers_of
 from support_worker import expected_tokens
 from support_worker_process import eventually
-from tokenmill import AsyncClient, Client, ConfigurationError, ProtocolError, UnknownRequest
+from tokenmill import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    ProtocolError,
+    QueueUnavailable,
+    UnknownRequest,
+)
 from tokenmill._redis import aconnect, connect
 from tokenmill._redis_errors import is_retryable
 from tokenmill.cli.snapshot import read_snapshot
@@ -254,6 +261,29 @@ def test_a_failover_ends_every_stream_exactly_once(release: str, tmp_path: Path)
         readers.finish()
         with closing(replica.client()) as redis:
             assert redis.exists(Keyspace(pool=pool).record("s-0"))
+
+
+async def test_a_client_that_comes_in_the_failover_itself_waits_for_its_end() -> None:
+    """For three seconds Sentinel names a master that is dead: longer than a Redis that never
+    answered is waited for."""
+    pool = unique_pool()
+    with SentinelSetup("redis-7.0") as setup:
+        for sentinel in setup.sentinels:
+            with closing(sentinel.client()) as redis:
+                redis.sentinel_set(MASTER_NAME, "down-after-milliseconds", 3000)
+        setup.master.kill()
+        hasty = Client(setup.url, pool=pool, retry_for_s=0.1)
+        with hasty, pytest.raises(QueueUnavailable):
+            hasty.submit("x", request_id="never")
+        async with AsyncClient(setup.url, pool=pool, retry_for_s=30) as aclient:
+            with Client(setup.url, pool=pool, retry_for_s=30) as client:
+                handles = await asyncio.gather(
+                    asyncio.to_thread(client.submit, "x", request_id="sync"),
+                    aclient.submit("x", request_id="async"),
+                )
+        assert all(handle.is_new for handle in handles)
+        (replica,) = setup.replicas
+        assert setup.master_port() == replica.port
 
 
 @pytest.mark.slow
