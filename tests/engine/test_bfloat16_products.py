@@ -23,6 +23,7 @@ FLAGS = (
 )
 
 ROWS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 49, 70)
+SLOW = pytest.mark.slow
 MANY_ROWS = 700  # several row blocks, and several passes over x
 
 
@@ -62,8 +63,8 @@ def assert_close(
     torch.testing.assert_close(got.double(), expected, rtol=roundings * 2**-8, atol=share * spread)
 
 
-@pytest.mark.parametrize("outputs", [1, 31, 33, 96, 100])
-@pytest.mark.parametrize("inputs", [1, 2, 31, 32, 33, 64, 77, 576])
+@pytest.mark.parametrize("outputs", [1, pytest.param(31, marks=SLOW), 33, 96, 100])
+@pytest.mark.parametrize("inputs", [1, pytest.param(2, marks=SLOW), 31, 32, 33, 64, 77, 576])
 def test_equals_float64(inputs: int, outputs: int) -> None:
     weight, bias = bf16(outputs, inputs), bf16(outputs)
     packed = PackedWeight([weight], bias=bias)

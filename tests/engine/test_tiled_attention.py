@@ -31,22 +31,35 @@ SHAPES = {
     "K of 80, no tiles": Shape(2, 3, 80, 80, 32, BFLOAT16),
     "V of 48, no tiles": Shape(2, 3, 64, 48, 32, BFLOAT16),
 }
+ALL_AT_ONCE = "all at once"
 RULES: dict[str, dict[str, object]] = {
     "causal": {},
     "window 45": {"window": 45},
-    "all at once": {"window": 77, "softcap": 3.0, "sinks": True},
-}
-MORE_RULES: dict[str, dict[str, object]] = {
+    ALL_AT_ONCE: {"window": 77, "softcap": 3.0, "sinks": True},
     "window 1": {"window": 1},
     "window 300": {"window": 300},
     "chunk 48": {"chunk": 48},
     "softcap": {"softcap": 2.0},
 }
-rules = pytest.mark.parametrize(
-    "settings",
+#: What `make test` has time for, beside everything at once in every shape.
+QUICK_SHAPES, QUICK_RULES = ("mha", "gqa 3:1"), ("causal", "window 45")
+
+
+def is_quick(shape: str, rule: str) -> bool:
+    return rule == ALL_AT_ONCE or (shape in QUICK_SHAPES and rule in QUICK_RULES)
+
+
+shapes_and_rules = pytest.mark.parametrize(
+    ("shape", "settings"),
     [
-        *(pytest.param(rule, id=name) for name, rule in RULES.items()),
-        *(pytest.param(rule, id=name, marks=pytest.mark.slow) for name, rule in MORE_RULES.items()),
+        pytest.param(
+            SHAPES[shape],
+            RULES[rule],
+            id=f"{shape}-{rule}",
+            marks=() if is_quick(shape, rule) else pytest.mark.slow,
+        )
+        for shape in SHAPES
+        for rule in RULES
     ],
 )
 
@@ -72,8 +85,7 @@ def backend_of(spec: AttentionSpec) -> NativePagedAttention:
     return NativePagedAttention([spec])
 
 
-@rules
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@shapes_and_rules
 def test_equals_dense_attention_up_to_rounding(shape: Shape, settings: dict[str, object]) -> None:
     rule = make_rule(shape, settings)
     sequences = sequences_of(shape, (1, 31, 33, 130, 300), seed=len(settings))
@@ -85,8 +97,7 @@ def test_equals_dense_attention_up_to_rounding(shape: Shape, settings: dict[str,
         torch.testing.assert_close(got.double(), dense(sequence, rule), rtol=2**-7, atol=2**-7)
 
 
-@rules
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@shapes_and_rules
 def test_the_result_is_the_same_in_any_cut_and_by_any_number_of_threads(
     shape: Shape, settings: dict[str, object]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -94,6 +95,21 @@ async def test_a_worker_that_drains_takes_its_name_out_for_good(shown: Shown) ->
     await await_until(lambda: shown.reader.get(shown.bench.keys.worker_card(WORKER)) == before)
 
     assert shown.reader.xinfo_consumers(shown.stream, GROUP) == []
+
+
+async def test_a_cancellation_that_redis_py_swallows_is_not_waited_out(
+    server_bench: Bench, reader: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = asyncio.Event()
+
+    async def set_and_swallow(*_: object, **__: object) -> None:
+        writing.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(server_bench.redis, "set", set_and_swallow)
+    async with asyncio.timeout(20), Shown(server_bench, reader).card().shown():
+        await writing.wait()
 
 
 async def test_at_the_end_the_card_is_gone(server_bench: Bench, reader: redis.Redis) -> None:

@@ -65,12 +65,12 @@ class Card:
 
     async def _keep(self) -> None:
         while True:
-            raise_if_cancelled()
             self.changed.clear()
             try:
                 await self._write({**self.facts, "started": self._started, **self.state()})
             except REDIS_ERRORS as error:
                 logger.debug("card not written", extra=fields(error=describe(error)))
+            raise_if_cancelled()  # before the pause: nobody would wake it up
             with contextlib.suppress(TimeoutError):
                 interval_s = self.interval_s * random.uniform(0.8, 1.2)
                 await asyncio.wait_for(self.changed.wait(), interval_s)
