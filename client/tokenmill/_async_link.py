@@ -151,12 +151,14 @@ class AsyncLink(BaseLink):
 
     async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
         self.check_usable()
+        policy = self._retry_policy(self._partitions.clients())
         try:
-            reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
+            reply = await keep_cancellation(self._repeat(operation, policy))
         except QueueUnavailable:
-            if not self._may_wait_longer(self._partitions.clients()):
+            longer = self._retry_policy(self._partitions.clients())
+            if longer == policy:
                 raise
-            reply = await keep_cancellation(self._repeat(operation, self._retry_policy()))
+            reply = await keep_cancellation(self._repeat(operation, longer))
         self._reached = True
         return reply
 

@@ -69,24 +69,19 @@ class BaseLink:
         self.closed = False
         self._url = "the given client" if given is not None else redis_url(options.url)
         self._owns_redis = given is None
-        self._reached = (
-            False  # Redis has answered at least once, if only to say where its master is
-        )
+        self._reached = False  # Redis has answered at least once
 
     def build(self, prompt: Prompt, params: Mapping[str, Any]) -> Submission:
         """Validate a request; see `_requests.build`."""
         deadline_s = self.policy.deadline_ms / 1000
         return build(prompt, params, {"tenant": self.options.tenant, "deadline_s": deadline_s})
 
-    def _retry_policy(self) -> RetryPolicy:
+    def _retry_policy(self, clients: Iterable[AnyRedis]) -> RetryPolicy:
+        """As of now. It is longer as soon as Sentinels or nodes of a cluster have named a master,
+        for if that one is away they are about to name another."""
         timeout_s = self.options.retry_for_s
-        return RetryPolicy(timeout_s if self._reached else min(timeout_s, FIRST_CONTACT_S))
-
-    def _may_wait_longer(self, clients: Iterable[AnyRedis]) -> bool:
-        """After a call that had no answer: whether it was the first contact, and Sentinels or nodes
-        of a cluster have named a master that is away. They are about to name another one."""
-        was_reached, self._reached = self._reached, self._reached or any(map(knows_master, clients))
-        return self._reached and not was_reached
+        is_known = self._reached or any(map(knows_master, clients))
+        return RetryPolicy(timeout_s if is_known else min(timeout_s, FIRST_CONTACT_S))
 
     def _enqueue_call(
         self, calls: QueueCalls, submission: Submission, trace: TraceContext

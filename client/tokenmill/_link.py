@@ -149,12 +149,14 @@ class Link(BaseLink):
 
     def _call(self, operation: Callable[[], T]) -> T:
         self.check_usable()
+        policy = self._retry_policy(self._partitions.clients())
         try:
-            reply = self._repeat(operation, self._retry_policy())
+            reply = self._repeat(operation, policy)
         except QueueUnavailable:
-            if not self._may_wait_longer(self._partitions.clients()):
+            longer = self._retry_policy(self._partitions.clients())
+            if longer == policy:
                 raise
-            reply = self._repeat(operation, self._retry_policy())
+            reply = self._repeat(operation, longer)
         self._reached = True
         return reply
 

@@ -2,7 +2,7 @@
 
 Blocks are found only once they are computed (see `kv_cache_manager`), so requests that arrive
 together with one system prompt would each compute it. The first does; the others stay in the queue
-until nothing more of what they share is under way. SGLang's scheduler has the same rule, for
+until nothing more of what they share is under way. SGLang's scheduler has a like rule, for
 prefixes that wait in its queue.
 """
 

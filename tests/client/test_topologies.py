@@ -279,7 +279,9 @@ async def test_a_client_that_comes_in_the_failover_itself_waits_for_its_end() ->
             with Client(setup.url, pool=pool, retry_for_s=30) as client:
                 handles = await asyncio.gather(
                     asyncio.to_thread(client.submit, "x", request_id="sync"),
+                    asyncio.to_thread(client.submit, "x", request_id="sync-too"),
                     aclient.submit("x", request_id="async"),
+                    aclient.submit("x", request_id="async-too"),
                 )
         assert all(handle.is_new for handle in handles)
         (replica,) = setup.replicas
